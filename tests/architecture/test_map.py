@@ -24,7 +24,7 @@ def paths_of_the_tree(text: str) -> set[str]:
 def rooms() -> set[str]:
     """Every public folder but the single studies and what lies inside a room, and every file at the root."""
     folders = {path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")} - {"."}
-    inner = {"lab/training/engine", "lab/training/executors"}
+    inner = {"lab/training/executors"}
     files = {path.name for path in SOURCE.glob("*.py") if not path.name.startswith("__")}
     return files | {folder for folder in folders - inner if not folder.startswith("lab/studies/")}
 

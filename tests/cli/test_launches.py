@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from waiting import LIMIT_IN_SECONDS, children_of, wait_until
 
 from tidegate.cli import app
-from tidegate.lab.training.engine.parallel import joined_processes
+from tidegate.lab.training.parallel import joined_processes
 from tidegate.torch import load_model
 
 SIZES = ["--d-model=16", "--num-layers=1", "--num-heads=4", "--length=16", "--batch-size=4", "--lr=1e-2"]
@@ -46,7 +46,7 @@ def finished(command):
 
 
 def wait_for_a_checkpoint(folder, *jobs):
-    wait_until(lambda: list(folder.glob("checkpoints/*.step-*")), "the first checkpoint", jobs=jobs)
+    wait_until(lambda: list(folder.glob("checkpoints/*.safetensors")), "the first checkpoint", jobs=jobs)
 
 
 def killed_after_a_checkpoint(command, folder):
@@ -177,7 +177,7 @@ def test_processes_that_are_stopped_say_once_how_to_go_on(text, tmp_path, start,
     assert output.count("Interrupted. ") == output.count(going_on) == 1, output
     if "--nproc=2" in start:
         assert (job.returncode, "Traceback" in output) == (130, False), output
-    assert list(tmp_path.glob("checkpoints/*.step-*"))
+    assert list(tmp_path.glob("checkpoints/*.safetensors"))
 
 
 def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):

@@ -29,7 +29,7 @@ def write_checkpoints(folder):
     run = run_of(text_of(folder))
     model = build_model(run.model, seed=0)
     for _ in range(2):
-        save_checkpoint(folder / "c.safetensors", model, make_optimizer(model, run), run=run.id, state=TrainingState())
+        save_checkpoint(folder, model, make_optimizer(model, run), run=run.id, state=TrainingState())
 
 
 def write_model(folder):

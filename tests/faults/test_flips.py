@@ -2,9 +2,7 @@
 
 import json
 import random
-import shutil
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,12 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from damage import flip, flip_inside
 from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless, write_text
 from retrofit_models import tiny
 
-from tidegate._json import add_checksum, parse_json, verify_checksum
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
@@ -27,8 +23,6 @@ from tidegate.lab.tasks.text import _open, _require_whole, text_task
 from tidegate.lab.tasks.tokenizer import merged_tokens
 from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
-from tidegate.lab.training.engine.distributed_checkpoint import load_latest
-from tidegate.lab.training.engine.parallel import Processes
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.log import RunLog, log_path
 from tidegate.lab.training.model import build_model
@@ -70,16 +64,6 @@ def moments_of(optimizer):
     return {f"{i}.{name}": value for i, own in enumerate(optimizer.state.values()) for name, value in own.items()}
 
 
-@contextmanager
-def one_of_one():
-    """This process as the only one of several that train together."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield Processes("ddp", "cpu")
-    finally:
-        dist.destroy_process_group()
-
-
 class Records(Kind):
     """A whole comparison: two variants under one seed, from the committed records of the default one."""
 
@@ -118,14 +102,14 @@ class Checkpoint(Kind):
     """The last checkpoint of a run, whose previous one is gone."""
 
     def __init__(self, folder):
-        self.run = run_of(text_of(folder))
+        self.run, self.folder = run_of(text_of(folder)), folder
         executed(self.run, folder=folder)
         self.path = checkpoint_path(folder, self.run.id)
 
     def read(self):
         model = build_model(self.run.model, seed=self.run.seed)
         optimizer = make_optimizer(model, self.run)
-        loaded = load_checkpoint(self.path, model, optimizer, run=self.run.id)
+        loaded = load_checkpoint(self.folder, model, optimizer, run=self.run.id)
         if loaded.problems:
             assert loaded.state is None
             raise ValueError(loaded.problems[0])
@@ -217,35 +201,6 @@ class StudyRecord(Kind):
         return repr(read_record(STUDIES["depth"], self.path))
 
 
-class SharedCheckpoint(Kind):
-    """A checkpoint by `torch.distributed.checkpoint`: a file with tensors of it."""
-
-    name = "*.safetensors"
-
-    def __init__(self, folder):
-        self.run, self.folder = run_of(text_of(folder)), folder
-        with one_of_one() as processes:
-            executed(self.run, folder=folder, processes=processes)
-        (place,) = folder.glob(f"{self.run.id}.step-*")
-        self.path = next(place.glob(self.name))
-
-    def read(self):
-        model = build_model(self.run.model, seed=self.run.seed)
-        optimizer = make_optimizer(model, self.run)
-        loaded = load_latest(self.folder, self.run, model, optimizer)
-        if loaded.problems:
-            assert loaded.state is None
-            assert str(self.path.parent) in loaded.problems[0]
-            raise ValueError(loaded.problems[0])
-        return loaded.state, bits(model.state_dict()), bits(moments_of(optimizer))
-
-
-class SharedState(SharedCheckpoint):
-    """Its `state.json`."""
-
-    name = "state.json"
-
-
 class ShardFile(Kind):
     """A shard of tokens, of byte pairs, as a training reads them."""
 
@@ -317,8 +272,6 @@ KINDS = {
     "gates.json": GateDescription,
     "an observation": Observed,
     "the record of a study": StudyRecord,
-    "a file of a distributed checkpoint": SharedCheckpoint,
-    "state.json of a distributed checkpoint": SharedState,
     "a shard of tokens": ShardFile,
     "the index of shards": ShardsIndex,
     "the tokenizer of shards": ShardsTokenizer,
@@ -377,58 +330,6 @@ def test_a_damaged_checkpoint_leaves_the_run_to_one_that_is_whole(damaged, words
     notices = [event.text for event in told if isinstance(event, Notice)]
     assert len(notices) == bool(words)
     assert all(notice.count("is damaged") == len(damaged) and notice.endswith(words) for notice in notices)
-
-
-@pytest.fixture(scope="module")
-def saved_in_parts(tmp_path_factory):
-    """A run, what it gives undisturbed, and a folder with its last two distributed checkpoints."""
-    folder = tmp_path_factory.mktemp("parts")
-    run = run_of(text_of(folder))
-    with one_of_one() as processes:
-        executed(run, folder=folder / "checkpoints", checkpoint_seconds=0.0, processes=processes)
-    return run, executed(run), folder / "checkpoints"
-
-
-def forget_file(place):
-    next(place.glob("*.safetensors")).unlink()
-
-
-def claim_another_run(place):
-    """Seal the state again, for a run that is another."""
-    content = verify_checksum(parse_json((place / "state.json").read_bytes()))
-    (place / "state.json").write_text(json.dumps(add_checksum(content | {"run": "0123456789abcdef"})))
-
-
-@pytest.mark.fault(lambda damage, words: f"A distributed checkpoint {damage}")
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        ("with a flipped bit", "does not fit its digest"),
-        ("of which a file is missing", "No such file"),
-        ("of another run", "belongs to the run 0123456789abcdef"),
-    ],
-)
-def test_a_distributed_checkpoint_that_cannot_be_used_gives_way_to_the_one_before(
-    saved_in_parts, damage, words, tmp_path, report
-):
-    run, expected, saved = saved_in_parts
-    folder = Path(shutil.copytree(saved, tmp_path / "checkpoints"))
-    previous, last = sorted(folder.glob(f"{run.id}.step-*"))
-    harm = {
-        "with a flipped bit": lambda place: flip_inside(next(place.glob("*.safetensors"))),
-        "of which a file is missing": forget_file,
-        "of another run": claim_another_run,
-    }
-    harm[damage](last)
-    told = []
-    record = executed(run, folder=folder, report=told.append)
-    assert timeless(record) == timeless(expected)
-    (notice,) = [event.text for event in told if isinstance(event, Notice)]
-    assert str(last) in notice
-    assert words in notice
-    assert notice.endswith(f"The run goes on from step {STEPS - 1}.")
-    assert not previous.exists(), "a later checkpoint is there"
-    report(tried=1, outcome="a notice names it; the run goes on from the one before to the same record")
 
 
 @pytest.mark.fault("A flipped bit or a cut in log.jsonl of a training that goes on")

@@ -168,7 +168,7 @@ def open_checkpoint_state(folder):
     def read(text):
         path.write_bytes(content)
         change_metadata(path, state=text)
-        loaded = load_checkpoint(path, model, optimizer, run=run.id)
+        loaded = load_checkpoint(folder, model, optimizer, run=run.id)
         if loaded.problems:
             raise ValueError(*loaded.problems)
 

@@ -6,17 +6,16 @@ Then it goes on with runs that one process has begun, and begins others.
 
 import json
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from lab_runs import model_of, run_of, text_of
 from safetensors.torch import save_file
 
-from tidegate.lab.training.engine.optimizers import make_optimizer
-from tidegate.lab.training.engine.parallel import Processes, joined_processes, whole_state
 from tidegate.lab.training.events import Interrupted
 from tidegate.lab.training.model import build_model
+from tidegate.lab.training.optimizers import make_optimizer
+from tidegate.lab.training.parallel import Processes, joined_processes, whole_tensor
 from tidegate.lab.training.train import RunContext, execute_run, train_step
 
 LONG, SHORT = 50, 8
@@ -39,7 +38,7 @@ def steps_of(run, processes=None):
     for step in range(run.training.steps):
         batch = data.batch(seed=run.seed, step=step, size=run.training.batch_size)
         losses.append(train_step(computing, optimizer, batch, run, step, processes).loss)
-    return losses, {name: value.clone() for name, value in whole_state(model).items()}
+    return losses, {name: whole_tensor(value).clone() for name, value in model.state_dict().items()}
 
 
 def stopped_after(count):
@@ -75,11 +74,6 @@ def main():
             except Interrupted:
                 continue
             raise AssertionError("the run was to be stopped")
-        with suppress(Interrupted):
-            context = RunContext(
-                folder=folder / "damaged", processes=first, checkpoint_seconds=0, **stopped_after(STOP)
-            )
-            execute_run(run_with(task, "g1"), context)
 
 
 if __name__ == "__main__":

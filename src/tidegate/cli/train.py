@@ -132,9 +132,9 @@ def train(options: TrainOptions) -> None:
 
     Example: tidegate train --gate g1 --preset small --data notes/ --out notes-g1
     """
-    from tidegate.lab.training.engine.parallel import joined_processes, num_processes_around, require_parallel
     from tidegate.lab.training.estimate import require_rate
     from tidegate.lab.training.machine import require_device, use_threads
+    from tidegate.lab.training.parallel import joined_processes, num_processes_around, require_parallel
 
     around = num_processes_around()
     num_processes = max(options.nproc, around)

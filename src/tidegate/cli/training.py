@@ -19,17 +19,17 @@ from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
     from tidegate.cli.train import TrainOptions
-    from tidegate.lab.training.engine.parallel import Parallel, Processes
     from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.parallel import Parallel, Processes
     from tidegate.lab.training.records import Record
     from tidegate.lab.training.run import Run
 
 
 def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: int) -> None:
     """Start the processes of this very command, and say in one line if one of them is lost."""
-    from tidegate.lab.training.engine.distributed_checkpoint import saved_step
-    from tidegate.lab.training.engine.launch import ProcessLost, launch
+    from tidegate.lab.training.checkpoint import saved_step
     from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.parallel import ProcessLost, launch
 
     # Refused here once, and not by each of the processes.
     TrainingFolder(out).finished(run)
@@ -63,8 +63,8 @@ def stop_training(out: Path, command: str, *, num_around: int) -> NoReturn:
 
     num_around : processes that torchrun, or `launch_training`, has started
     """
-    from tidegate.lab.training.engine.launch import LAUNCHED
     from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.parallel import LAUNCHED
 
     if LAUNCHED in os.environ or os.environ.get("RANK", "0") != "0":
         raise typer.Exit(INTERRUPTED)
@@ -144,8 +144,7 @@ def _open_displays(
 
 def _end_with_others(record: Record) -> NoReturn:
     """End one of several processes: another was lost, or all have failed alike."""
-    from tidegate.lab.training.engine.launch import LAUNCHED
-    from tidegate.lab.training.engine.parallel import tells_of_lost_process
+    from tidegate.lab.training.parallel import LAUNCHED, tells_of_lost_process
 
     last = record.error.strip().splitlines()[-1]
     if LAUNCHED in os.environ and tells_of_lost_process(record.error):

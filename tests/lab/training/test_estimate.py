@@ -7,11 +7,10 @@ from errors import rejects
 from lab_runs import LENGTH, STEPS, model_of, run_of, text_of
 
 from tidegate.lab.training import estimate
-from tidegate.lab.training.engine.loss import loss_parts
-from tidegate.lab.training.engine.optimizers import make_optimizer
 from tidegate.lab.training.estimate import estimate_run
 from tidegate.lab.training.machine import matrix_flops
-from tidegate.lab.training.model import build_model, training_flops
+from tidegate.lab.training.model import build_model, loss_parts, training_flops
+from tidegate.lab.training.optimizers import make_optimizer
 from tidegate.lab.training.train import train_step
 
 

@@ -14,10 +14,10 @@ from lab_cluster import LONG, SCENARIOS, long_runs, pair_run
 from lab_runs import executed, run_of, text_of, timeless
 
 from tidegate.lab.models.measure import measure_run
-from tidegate.lab.training.engine.parallel import tells_of_lost_process
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors.executor import executor_of
 from tidegate.lab.training.executors.resources import RunResources
+from tidegate.lab.training.parallel import tells_of_lost_process
 
 # One cluster serves all; each run of several processes starts some ten interpreters.
 SECONDS_FOR_A_SCENARIO = 300

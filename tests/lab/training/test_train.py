@@ -12,9 +12,9 @@ from lab_runs import LENGTH, STEPS, executed, model_of, run_of, text_of, timeles
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.image import image_task
 from tidegate.lab.tasks.recall import RecallTask
+from tidegate.lab.training import model as models
 from tidegate.lab.training import train
 from tidegate.lab.training.checkpoint import forget_checkpoint
-from tidegate.lab.training.engine import loss
 from tidegate.lab.training.events import Interrupted, Notice
 from tidegate.lab.training.model import build_model, evaluate, training_flops
 from tidegate.lab.training.observe import observe_probe
@@ -388,7 +388,7 @@ class TestDivergence:
         assert timeless(executed(run)) == timeless(record)
 
     def test_a_loss_that_becomes_nan_is_a_result_with_the_step(self, task, monkeypatch):
-        monkeypatch.setattr(loss, "batch_loss", poisoned_after(3))
+        monkeypatch.setattr(models, "batch_loss", poisoned_after(3))
         record = executed(run_of(task))
         assert record.status == "diverged"
         assert record.error == "The loss or its gradient was no longer finite at step 4 of 12."

@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.engine.loss import compile_blocks
 from tidegate.lab.training.machine import environment, keep_freed_memory
-from tidegate.lab.training.model import build_model
+from tidegate.lab.training.model import build_model, compile_blocks
 from tidegate.lab.training.records import Cost, Costs
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import make_optimizer, train_step

@@ -17,7 +17,7 @@ from tidegate.lab.compare.tuning import Setting
 from tidegate.lab.compare.variants import model_options, training_options
 from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.tasks.text import text_task
-from tidegate.lab.training.engine.loss import require_independent_rows
+from tidegate.lab.training.model import require_independent_rows
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.presets import ModelSize, learning_rate, token_budget

@@ -14,8 +14,7 @@ from tidegate.lab.compare.forecast import forecast
 from tidegate.lab.compare.request import Request
 from tidegate.lab.compare.tuning import Setting, choose_settings, next_trials, num_trials
 from tidegate.lab.models.measure import measure_run
-from tidegate.lab.training.checkpoint import forget_checkpoint, remove_if_empty
-from tidegate.lab.training.engine.distributed_checkpoint import has_checkpoint
+from tidegate.lab.training.checkpoint import forget_checkpoint, has_checkpoint, remove_if_empty
 from tidegate.lab.training.events import Ended, Event, Notice, Phase
 from tidegate.lab.training.executors.executor import Executor
 from tidegate.lab.training.records import (

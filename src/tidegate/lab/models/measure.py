@@ -15,7 +15,7 @@ from tidegate.geometry import GeometryError
 from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.language_models import make_language_model
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.engine.distributed_checkpoint import load_latest
+from tidegate.lab.training.checkpoint import load_checkpoint
 from tidegate.lab.training.measurements import LayerGauge, ModelCurvature, Sampling
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import LayerMeasurements
@@ -36,7 +36,7 @@ def measure_run(run: Run, checkpoints: Path) -> LayerMeasurements:
     A missing or damaged checkpoint is a reason in the result, and not an error.
     """
     model = build_model(run.model, seed=run.seed)
-    loaded = load_latest(checkpoints, run, model)
+    loaded = load_checkpoint(checkpoints, model, run=run.id)
     if loaded.state is None or loaded.state.step != run.training.steps:
         reason = f"the checkpoint with the trained model is {'damaged' if loaded.problems else 'no longer there'}"
         return LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)

@@ -1,20 +1,21 @@
-"""A training run on the disk, so that it can go on after a stop as if there had been none.
+"""Checkpoints: a run on disk, from which it resumes as if it had never stopped.
 
-Two checkpoints are kept, the last and the one before. Each has a digest of all of its bytes inside, and is checked
-before anything of it is used.
+A checkpoint is one safetensors file, whichever number of processes train the run: the first process gathers the shards
+of the others and writes, and any number of processes can resume. Two are kept, the last and the one before. Each has a
+checksum of all of its bytes, verified before anything of it is used.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from os.path import samestat
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,14 +23,13 @@ from tidegate._files import TensorFormat, read_tensor_header, require_shapes, wr
 from tidegate._json import decode, parse_json
 from tidegate._text import shorten
 from tidegate._validation import InputError
+from tidegate.lab.training.optimizers import OptimizerState, empty_state
+from tidegate.lab.training.parallel import Processes, copy_whole, whole_tensor
 from tidegate.lab.training.records import ObservationSummary, Point
 
-_Value = TypeVar("_Value")
-
-_MODEL, _OPTIMIZER = "model", "optimizer"
 _FORMAT = TensorFormat(
     name="tidegate-checkpoint",
-    version="1",
+    version="2",
     keys=frozenset(("run", "state")),
     holds="checkpoint",
     writer="the same command",
@@ -68,13 +68,28 @@ class LoadedCheckpoint:
 
 
 def checkpoint_path(folder: Path, run: str) -> Path:
-    """Where the checkpoint of a run lies."""
+    """Return the path of the last checkpoint of a run."""
     return folder / f"{run}.safetensors"
 
 
 def previous_path(path: Path) -> Path:
-    """Where the checkpoint before the last lies."""
+    """Return the path of the checkpoint before the last."""
     return path.with_suffix(f".previous{path.suffix}")
+
+
+def has_checkpoint(folder: Path, run: str) -> bool:
+    """Return whether a run has left a checkpoint."""
+    path = checkpoint_path(folder, run)
+    return path.exists() or previous_path(path).exists()
+
+
+def saved_step(folder: Path, run: str) -> int | None:
+    """Return the step of the last checkpoint, without verifying it; None if there is none."""
+    path = checkpoint_path(folder, run)
+    for place in (path, previous_path(path)):
+        with suppress(OSError, SafetensorError), safe_open(place, framework="pt") as file:
+            return json.loads(file.metadata()["state"])["step"]
+    return None
 
 
 def forget_checkpoint(folder: Path, run: str) -> None:
@@ -93,41 +108,63 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, run: str, state: TrainingState
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    run: str,
+    state: TrainingState,
+    processes: Processes | None = None,
 ) -> None:
-    """Write all that is needed to go on; tensors and JSON, nothing that runs when it is read.
+    """Write all that a run needs to resume; tensors and JSON, nothing that is executed when it is read.
 
-    The checkpoint that was there becomes the previous one. At every moment at least one of them is whole.
+    The last checkpoint becomes the previous one. At every moment at least one of them is whole. Several processes must
+    call this together: the first one writes, and the others wait for it.
 
-    run : the id of the run that it belongs to
+    Args:
+        folder: Where runs keep their checkpoints.
+        model: The model, or this process's shard of it.
+        optimizer: Its optimizer.
+        run: Id of the run.
+        state: Where it stands.
+        processes: Those that train together; None for one alone.
     """
-    tensors: dict[str, Tensor] = {f"{_MODEL}.{name}": value for name, value in model.state_dict().items()}
-    for index, values in optimizer.state_dict()["state"].items():
-        tensors |= {f"{_OPTIMIZER}.{index}.{name}": value for name, value in values.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    contiguous = {name: value.contiguous() for name, value in tensors.items()}
-    write_tensors(
-        path,
-        lambda file, metadata: save_file(contiguous, file, metadata=metadata),
-        _FORMAT,
-        {"run": run, "state": json.dumps(asdict(state), allow_nan=False)},
-        num_bytes=sum(value.nbytes for value in contiguous.values()),
-        previous=previous_path(path),
-    )
+    is_first = processes is None or processes.is_first
+    tensors: dict[str, Tensor] = {}
+    for name, value in _named_tensors(model, optimizer.state).items():
+        whole = whole_tensor(value)
+        if is_first:
+            tensors[name] = whole.cpu().contiguous()
+    if is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = checkpoint_path(folder, run)
+        write_tensors(
+            path,
+            lambda file, metadata: save_file(tensors, file, metadata=metadata),
+            _FORMAT,
+            {"run": run, "state": json.dumps(asdict(state), allow_nan=False)},
+            num_bytes=sum(value.nbytes for value in tensors.values()),
+            previous=previous_path(path),
+        )
+    if processes is not None:
+        processes.wait()
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, run: str
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, run: str
 ) -> LoadedCheckpoint:
-    """Put the model, and the optimiser if there is one, back where they were at the last checkpoint that is whole.
+    """Restore the model, and the optimizer if there is one, from the last checkpoint that is whole.
 
-    A checkpoint that is damaged, or not of this run, is removed, and the previous one is taken. Without any, nothing
-    changes.
+    Of several processes each takes its own shard. A checkpoint that is damaged, or not of this run, is removed, and the
+    previous one is taken. Without any, nothing changes.
     """
     problems: list[str] = []
+    path = checkpoint_path(folder, run)
     for place in (path, previous_path(path)):
+        moments = {} if optimizer is None else empty_state(optimizer)
+        targets = _named_tensors(model, moments)
         try:
-            state, parts = _read(place, model, optimizer, run)
+            state, tensors = _read(place, targets, run, with_optimizer=optimizer is not None)
         except FileNotFoundError:
             continue
         except ValueError as problem:
@@ -135,30 +172,37 @@ def load_checkpoint(
             # Left there, it would become the previous one in the place of one that is whole.
             place.unlink(missing_ok=True)
             continue
-        model.load_state_dict(parts[_MODEL])
+        for name, target in targets.items():
+            copy_whole(tensors[name], target)
         if optimizer is not None:
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": _by_index(parts[_OPTIMIZER])})
+            optimizer.state.update(moments)
         return LoadedCheckpoint(state=state, problems=tuple(problems))
     return LoadedCheckpoint(state=None, problems=tuple(problems))
 
 
+def _named_tensors(model: nn.Module, moments: OptimizerState) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint by name; they share their memory with the model and the optimizer's state."""
+    found = {f"model.{name}": value.detach() for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for part, value in moments.get(parameter, {}).items():
+            found[f"optimizer.{name}.{part}"] = value.detach()
+    return found
+
+
 def _read(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, run: str
-) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:
-    """Read a checkpoint after checking that all of it can be used."""
+    path: Path, targets: dict[str, Tensor], run: str, *, with_optimizer: bool
+) -> tuple[TrainingState, dict[str, Tensor]]:
+    """Read a checkpoint after verifying that all of it can be used."""
     file = path.stat()
     header = read_tensor_header(path, _FORMAT)
     if header.metadata["run"] != run:
         hint = f"It belongs to the run {shorten(header.metadata['run'])}."
         raise InputError("checkpoint", expected=f"of the run {run}", got=path, hint=hint)
-    shapes = {part: _below(part, header.shapes) for part in (_MODEL, _OPTIMIZER)}
     require_shapes(
-        shapes[_MODEL],
-        {name: tuple(value.shape) for name, value in model.state_dict().items()},
+        {name: shape for name, shape in header.shapes.items() if with_optimizer or name.startswith("model.")},
+        {name: tuple(value.shape) for name, value in targets.items()},
         complaint=f"{path} does not fit the run",
     )
-    if optimizer is not None:
-        _require_optimizer_shapes(shapes[_OPTIMIZER], optimizer, path)
     try:
         state = decode(TrainingState, parse_json(header.metadata["state"]), where="state")
         tensors = load_file(path)
@@ -166,30 +210,5 @@ def _read(
         raise InputError("checkpoint", expected="readable", got=path, hint=f"{problem}") from None
     # A process of a machine that is cut off may still save: state and tensors would be of two checkpoints.
     if not samestat(file, path.stat()):
-        return _read(path, model, optimizer, run)
-    return state, {part: _below(part, tensors) for part in (_MODEL, _OPTIMIZER)}
-
-
-def _require_optimizer_shapes(shapes: dict[str, tuple[int, ...]], optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Raise InputError unless the state has for each parameter single numbers, and tensors of its shape, alone."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    own = {str(index): tuple(parameter.shape) for index, parameter in enumerate(parameters)}
-    if {name.partition(".")[0] for name in shapes} != set(own):
-        hint = "Its optimizer has other parameters."
-        raise InputError("checkpoint", expected="one that fits the run", got=path, hint=hint)
-    for name, shape in shapes.items():
-        if shape not in ((), expected := own[name.partition(".")[0]]):
-            hint = f"{_OPTIMIZER}.{name} has shape {shape}, expected {expected}."
-            raise InputError("checkpoint", expected="one that fits the run", got=path, hint=hint)
-
-
-def _by_index(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    states: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        index, _, own = name.partition(".")
-        states.setdefault(int(index), {})[own] = value
-    return states
-
-
-def _below(prefix: str, values: dict[str, _Value]) -> dict[str, _Value]:
-    return {name.removeprefix(f"{prefix}."): value for name, value in values.items() if name.startswith(f"{prefix}.")}
+        return _read(path, targets, run, with_optimizer=with_optimizer)
+    return state, tensors

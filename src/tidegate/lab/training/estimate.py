@@ -12,11 +12,17 @@ from torch._subclasses import FakeTensorMode
 from tidegate._validation import InputError, require_positive
 from tidegate.config import TransformerConfig
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.engine.loss import compile_blocks, in_precision, loss_parts
-from tidegate.lab.training.engine.optimizers import hidden_matrices, make_optimizer
-from tidegate.lab.training.engine.parallel import Parallel
 from tidegate.lab.training.machine import available_bytes
-from tidegate.lab.training.model import batch_loss, build_model, training_flops
+from tidegate.lab.training.model import (
+    batch_loss,
+    build_model,
+    compile_blocks,
+    in_precision,
+    loss_parts,
+    training_flops,
+)
+from tidegate.lab.training.optimizers import hidden_matrices, make_optimizer
+from tidegate.lab.training.parallel import Parallel
 from tidegate.lab.training.run import Run, Training
 from tidegate.torch.gate import gate_parameters
 

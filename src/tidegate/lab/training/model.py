@@ -1,21 +1,28 @@
-"""The model of a run, its loss, and what it says of its data."""
+"""The model of a run, its loss while it trains, and its evaluation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.config import TransformerConfig, VisionConfig
+from tidegate._validation import InputError
+from tidegate.config import TransformerConfig
 from tidegate.lab.tasks.task import NO_TARGET, Batch, TaskData
+from tidegate.lab.training.run import ModelConfig, Training
 from tidegate.torch.decoder import TransformerLM
+from tidegate.torch.parallel import local_weights
 from tidegate.torch.precision import widen
 from tidegate.torch.vit import VisionTransformer
 from tidegate.torch.weights import Model
+
+if TYPE_CHECKING:
+    from tidegate.lab.training.parallel import Processes
 
 _LOGIT_BYTES = 1 << 28
 """As much as the logits of one forward pass without gradients may take."""
@@ -31,7 +38,7 @@ class Evaluation(NamedTuple):
     num_targets: int
 
 
-def build_model(config: TransformerConfig | VisionConfig, *, seed: int | None = None) -> Model:
+def build_model(config: ModelConfig, *, seed: int | None = None) -> Model:
     """The model of a configuration; with a seed, variants share every weight that they have in common."""
     model = TransformerLM(config) if isinstance(config, TransformerConfig) else VisionTransformer(config)
     if seed is not None:
@@ -97,3 +104,71 @@ def task_metrics(evaluation: Evaluation, data: TaskData) -> dict[str, float]:
     if data.bytes_per_token is not None:
         return {"bits_per_byte": evaluation.loss / math.log(2) / data.bytes_per_token}
     return {"accuracy": evaluation.accuracy}
+
+
+def compile_blocks(model: Model, training: Training) -> None:
+    """Have the blocks compiled when they are first called, if the training asks for it.
+
+    All blocks are of one class, so that they share what is compiled. The model keeps its class and its names.
+    """
+    if training.compile:
+        for block in model.stack.blocks:
+            block.compile()
+
+
+def without_compilation() -> AbstractContextManager[Any]:
+    """Run compiled blocks as they are written: where shapes change from call to call, or where calls are watched."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def in_precision(training: Training) -> AbstractContextManager[Any]:
+    """Run models in the precision of the training."""
+    if training.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(torch.device(training.device).type, dtype=torch.bfloat16)
+
+
+def loss_parts(
+    model: nn.Module, batch: Batch, training: Training, processes: Processes | None = None
+) -> Iterator[Tensor]:
+    """Make the parts of a batch's loss, one for each of its parts: they add up to the mean over all of its targets.
+
+    A batch of one part has the loss of `batch_loss`. Of several processes each makes the loss of its own rows, whose
+    mean over the processes is that of the batch.
+    """
+    if processes is not None:
+        yield from _shared_loss_parts(model, batch, training, processes)
+        return
+    if training.accumulate == 1:
+        with in_precision(training):
+            loss = batch_loss(model, batch)
+        yield loss
+        return
+    num_targets = int((batch.targets != NO_TARGET).sum())
+    for part in split_rows(batch, training.accumulate):
+        with in_precision(training):
+            loss = summed_loss(model, part)
+        yield loss / num_targets
+
+
+def _shared_loss_parts(model: nn.Module, batch: Batch, training: Training, processes: Processes) -> Iterator[Tensor]:
+    num_targets = int((batch.targets != NO_TARGET).sum())
+    for number, part in enumerate(split_rows(batch, training.accumulate), start=1):
+        processes.exchange_gradients(number == training.accumulate)
+        # The backward pass, which comes while this waits, may compute blocks again.
+        with local_weights(model):
+            with in_precision(training):
+                loss = summed_loss(model, processes.own_rows(part))
+            yield loss * (processes.gradient_weight / num_targets)
+
+
+def split_rows(batch: Batch, num_parts: int) -> Iterator[Batch]:
+    """Cut a batch by rows into parts of one size."""
+    return map(Batch, batch.inputs.tensor_split(num_parts), batch.targets.tensor_split(num_parts))
+
+
+def require_independent_rows(config: ModelConfig, training: Training) -> None:
+    """Raise InputError for parts in which a gate that reads the next sequence would find another than in the batch."""
+    if training.accumulate > 1 and config.gates.read_other_sequences:
+        expected = f"1 with the gate {config.gate}, which reads the next sequence of a batch"
+        raise InputError("accumulate", expected=expected, got=training.accumulate)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tidegate._files import write_atomically
 from tidegate._validation import InputError
-from tidegate.lab.training.checkpoint import forget_checkpoint, remove_if_empty
-from tidegate.lab.training.engine.distributed_checkpoint import load_latest
+from tidegate.lab.training.checkpoint import forget_checkpoint, load_checkpoint, remove_if_empty
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Record, RecordFile, records_path
 from tidegate.lab.training.run import Run
@@ -92,7 +91,7 @@ class TrainingFolder:
 def trained_model(run: Run, checkpoints: Path) -> Model:
     """Return the model that a finished run left in its last checkpoint."""
     model = build_model(run.model)
-    loaded = load_latest(checkpoints, run, model, None)
+    loaded = load_checkpoint(checkpoints, model, run=run.id)
     if loaded.state is None or loaded.state.step != run.training.steps:
         reasons = " ".join(loaded.problems) or f"{checkpoints} holds none."
         hint = f"{reasons} Run the command again."

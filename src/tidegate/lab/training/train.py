@@ -14,41 +14,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tidegate.lab.tasks.task import Batch, TaskData
-from tidegate.lab.training.checkpoint import TrainingState, checkpoint_path, save_checkpoint
-from tidegate.lab.training.engine.distributed_checkpoint import forget_distributed, load_latest, save_distributed
-from tidegate.lab.training.engine.loss import (
-    compile_blocks,
-    in_precision,
-    loss_parts,
-    require_independent_rows,
-    without_compilation,
-)
-from tidegate.lab.training.engine.optimizers import make_optimizer
-from tidegate.lab.training.engine.parallel import Processes, whole_state
+from tidegate.lab.training.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
-from tidegate.lab.training.fingerprints import batches_fingerprint, chained_fingerprint, weight_fingerprints
 from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, take_step
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
     Evaluation,
     build_model,
+    compile_blocks,
     evaluate,
+    in_precision,
+    loss_parts,
+    require_independent_rows,
     task_metrics,
     training_flops,
+    without_compilation,
 )
 from tidegate.lab.training.observe import loss_by_position, observe_probe
+from tidegate.lab.training.optimizers import make_optimizer
+from tidegate.lab.training.parallel import Processes, whole_tensor
 from tidegate.lab.training.records import ObservationSummary, Point, Record, Timing
 from tidegate.lab.training.run import Run
-from tidegate.torch.gate import gate_parameters
+from tidegate.torch.gate import AttentionGate, gate_parameters
 from tidegate.torch.parallel import local_weights
 
 CHECKPOINT_SECONDS = 20.0
 """Time between two checkpoints, unless a run is told otherwise."""
 _WORK_OVER_SAVING = 20
 """Time between two checkpoints over the time that it takes to save one, at least."""
+_LEADING_CHANNELS = 8
+"""Channels that layers of any width have, for fingerprints."""
 _DIVERGED = 1.5
 """A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
 
@@ -136,14 +134,14 @@ class _Trainer:
     def record(self) -> Record:
         """Train to the end, or to divergence, and return the record."""
         diverged = self._train()
-        return self._diverged_record(diverged) if diverged else self._final_record()
+        return self._record("diverged", error=diverged) if diverged else self._final_record()
 
     def _load_state(self) -> TrainingState:
         """Return the state in the checkpoint, or that of a run that begins."""
         fresh = TrainingState(started=datetime.now(UTC).isoformat(timespec="seconds"))
         if self.context.folder is None:
             return fresh
-        loaded = load_latest(self.context.folder, self.run, self.model, self.optimizer, self.processes)
+        loaded = load_checkpoint(self.context.folder, self.model, self.optimizer, run=self.run.id)
         state = loaded.state or fresh
         if loaded.problems:
             how = "The run begins anew." if loaded.state is None else f"The run goes on from step {state.step}."
@@ -214,7 +212,7 @@ class _Trainer:
         """What is seen on the probe, if it is finite; where weights are shared out, by the first process alone."""
         model = self.model
         if self.processes is not None and self.processes.kind != "ddp":
-            state = whole_state(model)
+            state = {name: whole_tensor(value) for name, value in model.state_dict().items()}
             if not self.processes.is_first:
                 return []
             model = build_model(self.run.model).to(self.device)
@@ -229,7 +227,7 @@ class _Trainer:
         blind = max(self.data.chance_loss, math.log(self.data.vocab_size))
         if not evaluation.loss <= _DIVERGED * blind:
             guess = f"a blind guess has {blind:.3f}"
-            return self._diverged_record(f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
+            return self._record("diverged", error=f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
         # Save the trained model: the caller measures it, then deletes the checkpoint.
         self._save()
         long = self.data.long()
@@ -253,9 +251,6 @@ class _Trainer:
     def _evaluating(self) -> Generator[None]:
         with without_compilation(), in_precision(self.run.training), local_weights(self.model):
             yield
-
-    def _diverged_record(self, where: str) -> Record:
-        return self._record("diverged", error=where)
 
     def _record(self, status: Any, **results: Any) -> Record:
         state, tokens = self.state, self._tokens()
@@ -306,12 +301,7 @@ class _Trainer:
         if folder is None or self.saved_step == self.state.step:
             return
         self.saved_step = self.state.step
-        run, state = self.run.id, self.state
-        if self.processes is None:
-            save_checkpoint(checkpoint_path(folder, run), self.model, self.optimizer, run=run, state=state)
-            forget_distributed(folder, run)
-        else:
-            save_distributed(folder, self.model, self.optimizer, run=run, state=state, processes=self.processes)
+        save_checkpoint(folder, self.model, self.optimizer, run=self.run.id, state=self.state, processes=self.processes)
 
     def _agree(self, *flags: bool) -> tuple[bool, ...]:
         """What any of the processes wants, all do."""
@@ -334,3 +324,40 @@ class _Trainer:
 def _dropout_seed(seed: int, step: int) -> int:
     """Mix the run's seed and a step to the seed of that step's dropout."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{step}".encode(), digest_size=4).digest())
+
+
+def weight_fingerprints(model: nn.Module) -> dict[str, str]:
+    """Hash each parameter under its name and shape, and its leading channels under its name.
+
+    Of two models, equal names and shapes have equal values if they start alike; of layers that differ in width, the
+    leading channels are what they have in common. Gates at one site have nothing in common unless they are one gate.
+    """
+    fingerprints: dict[str, str] = {}
+    for path, module in model.named_modules():
+        gate = f" of {module.gate}" if isinstance(module, AttentionGate) else ""
+        for name, weight in module.named_parameters(prefix=path, recurse=False):
+            leading = weight[tuple(slice(_LEADING_CHANNELS) for _ in weight.shape)]
+            fingerprints[f"weights:{name}{gate} {tuple(weight.shape)}"] = _digest(_bytes(weight.detach()))
+            fingerprints[f"weights:{name}{gate} leading"] = _digest(_bytes(leading.detach()))
+    return fingerprints
+
+
+def batches_fingerprint(batches: Iterable[Batch]) -> str:
+    """Hash some batches in their order."""
+    chained = ""
+    for batch in batches:
+        chained = chained_fingerprint(chained, batch)
+    return chained
+
+
+def chained_fingerprint(before: str, batch: Batch) -> str:
+    """Hash a batch together with the hash of all before it, so that a run that goes on keeps one hash alone."""
+    return _digest(before.encode() + _bytes(batch.inputs) + _bytes(batch.targets))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().numpy().tobytes()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

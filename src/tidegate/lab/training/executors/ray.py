@@ -19,12 +19,12 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tidegate._validation import InputError
-from tidegate.lab.training.engine.parallel import Processes, tells_of_lost_process
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent, ignore
 from tidegate.lab.training.executors.attempts import RETRIES, Attempts
 from tidegate.lab.training.executors.resources import RunResources, describe
 from tidegate.lab.training.executors.serial import note_interrupts
 from tidegate.lab.training.machine import environment
+from tidegate.lab.training.parallel import Processes, tells_of_lost_process
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run

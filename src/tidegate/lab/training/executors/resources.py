@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tidegate._validation import InputError, require_size
-from tidegate.lab.training.engine.parallel import require_parallel
+from tidegate.lab.training.parallel import require_parallel
 from tidegate.lab.training.run import Run
 
 

@@ -10,8 +10,8 @@ from tidegate.config import VisionConfig
 from tidegate.gate import PRESETS
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.engine.optimizers import hidden_matrices, make_optimizer
 from tidegate.lab.training.model import build_model
+from tidegate.lab.training.optimizers import hidden_matrices, make_optimizer
 from tidegate.lab.training.train import train_step
 from tidegate.torch.gate import gate_parameters
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import NO_TARGET, Batch
-from tidegate.lab.training.engine.loss import loss_parts
-from tidegate.lab.training.model import build_model
+from tidegate.lab.training.model import build_model, loss_parts
 from tidegate.lab.training.run import Training
 from tidegate.lab.training.train import RunContext
 from tidegate.torch.block import TransformerBlock

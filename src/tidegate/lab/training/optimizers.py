@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from tidegate.lab.training.run import Run
 from tidegate.torch.block import TransformerBlock
 from tidegate.torch.gate_groups import gate_optimizer_groups
+
+OptimizerState: TypeAlias = dict[Tensor, dict[str, Tensor]]
+"""The tensors that an optimizer keeps for each parameter."""
 
 
 def make_optimizer(model: nn.Module, run: Run) -> torch.optim.Optimizer:
@@ -36,17 +39,18 @@ def make_optimizer(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     )
 
 
-def make_empty_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the state that its first step would make, to be filled from a checkpoint."""
+def empty_state(optimizer: torch.optim.Optimizer) -> OptimizerState:
+    """Return the state that the first step of each parameter would make, to be filled from a checkpoint."""
+    states: OptimizerState = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             zeros = torch.zeros_like(parameter, requires_grad=False)
             if "betas" in group:
                 step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                own = {"step": step, "exp_avg": zeros, "exp_avg_sq": torch.zeros_like(zeros)}
+                states[parameter] = {"step": step, "exp_avg": zeros, "exp_avg_sq": torch.zeros_like(zeros)}
             else:
-                own = {"momentum_buffer": zeros}
-            optimizer.state[parameter] = own
+                states[parameter] = {"momentum_buffer": zeros}
+    return states
 
 
 def hidden_matrices(model: nn.Module) -> dict[Tensor, None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,9 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tidegate._validation import InputError
@@ -25,6 +30,8 @@ from tidegate.lab.training.run import Run
 from tidegate.torch.parallel import shard_heads, tensor_parallel_plan
 from tidegate.torch.weights import Model
 
+LAUNCHED = "TIDEGATE_LAUNCHED"
+"""Set in the environment of processes that `launch` started: it reports what ended them."""
 Parallel: TypeAlias = Literal["ddp", "fsdp", "tp"]
 """A copy of the model in each process; weights shared out and gathered block by block; heads shared out."""
 _SECONDS_BETWEEN_ANSWERS = 0.05
@@ -100,12 +107,18 @@ class Processes:
         dist.barrier()
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model that is shared out, whole; all processes must ask for them."""
-    return {
-        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach()
-        for name, value in model.state_dict().items()
-    }
+def whole_tensor(value: Tensor) -> Tensor:
+    """Return a tensor whole; if it is sharded, all processes must ask for it."""
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+
+
+def copy_whole(whole: Tensor, target: Tensor) -> None:
+    """Copy a whole tensor into another; if that is sharded, this process's shard of it."""
+    if isinstance(target, DTensor):
+        part = distribute_tensor(whole.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+        target.to_local().copy_(part.to_local())
+    else:
+        target.copy_(whole)
 
 
 @contextmanager
@@ -183,3 +196,48 @@ def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:
             tensor_parallel_plan(build_model(run.model), num_processes)
         if training.compile or run.model.attention_dropout:
             raise InputError("parallel", expected="'ddp' with compile or attention_dropout", got=kind)
+
+
+class ProcessLost(RuntimeError):  # noqa: N818, it tells of a process that is gone
+    """One of the processes ended before the training did; the others were ended too."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+        """With which the process ended; negative for a signal."""
+
+
+def launch(arguments: list[str], *, num_processes: int, max_restarts: int = 0) -> None:
+    """Run `python -m tidegate ARGUMENTS` in several processes that know one another, and wait for their end.
+
+    max_restarts : times that all are started anew after one was lost; they go on from their last checkpoint
+
+    Raises:
+        ProcessLost: after one of them has ended early, and all others were ended.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, when all of them have saved what they had and ended.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=secrets.token_hex(8),
+        rdzv_backend="c10d",
+        # A port that is free.
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=max_restarts,
+        monitor_interval=0.2,
+    )
+    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+        # They log a page for each loss.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ[LAUNCHED] = "1"
+    try:
+        elastic_launch(config, sys.executable)("-m", "tidegate", *arguments)
+    except SignalException:
+        raise KeyboardInterrupt from None
+    except ChildFailedError as problem:
+        rank, failure = problem.get_first_failure()
+        how = f"by {failure.signal_name()}" if failure.exitcode < 0 else f"with code {failure.exitcode}"
+        raise ProcessLost(f"Process {rank} of {num_processes} ended early, {how}.", failure.exitcode) from None
+    finally:
+        del os.environ[LAUNCHED]
