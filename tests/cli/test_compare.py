@@ -94,11 +94,11 @@ def test_another_comparison_in_the_same_folder_is_refused(compared, corpus):
     ("moment", "words", "begun"),
     [
         (
-            "tidegate.lab.training.executors.serial.SerialExecutor.require",
+            "tidegate.lab.training.executors.executor.SerialExecutor.require",
             "Nothing was saved yet; start again",
             False,
         ),
-        ("tidegate.lab.training.executors.serial.SerialExecutor.execute", "All progress is saved; resume with", True),
+        ("tidegate.lab.training.executors.executor.SerialExecutor.execute", "All progress is saved; resume with", True),
     ],
 )
 def test_an_interrupt_says_whether_there_is_anything_to_go_on_from(corpus, tmp_path, monkeypatch, moment, words, begun):

@@ -107,7 +107,7 @@ def test_the_same_command_again_trains_nothing_and_another_is_refused(trained, t
 
 
 def test_it_stops_and_goes_on_to_the_same_model(trained, text, tmp_path, monkeypatch):
-    from tidegate.lab.training.log import RunLog
+    from tidegate.lab.training.outputs import RunLog
 
     folder, _ = trained
     report = RunLog.report

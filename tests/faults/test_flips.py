@@ -24,8 +24,8 @@ from tidegate.lab.tasks.tokenizer import merged_tokens
 from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
 from tidegate.lab.training.events import Notice, Progress
-from tidegate.lab.training.log import RunLog, log_path
 from tidegate.lab.training.model import build_model
+from tidegate.lab.training.outputs import RunLog, log_path
 from tidegate.lab.training.records import LayerMeasurements, Plan, Record, RecordFile, records_path
 from tidegate.lab.training.train import make_optimizer
 from tidegate.torch import TransformerLM, load_model, observe, save_model
@@ -310,9 +310,9 @@ def test_damage_is_noticed_or_harmless(kind, tmp_path, effort, report):
 @pytest.mark.parametrize(
     ("damaged", "words"),
     [
-        (("last",), f"The run goes on from step {STEPS - 1}."),
+        (("last",), f"The run resumes from step {STEPS - 1}."),
         (("previous",), ""),
-        (("last", "previous"), "The run begins anew."),
+        (("last", "previous"), "The run starts over."),
     ],
     ids=["last", "previous", "both"],
 )

@@ -13,7 +13,7 @@ from fault_points import POINTS
 from lab_runs import records_of, text_of, timeless
 from safetensors.torch import load_file
 
-from tidegate.lab.training.executors.attempts import RETRIES
+from tidegate.lab.training.executors.executor import RETRIES
 from tidegate.lab.training.records import Record, RecordFile, records_path
 from tidegate.torch import load_model
 

@@ -4,7 +4,6 @@ import random
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import fault_points
@@ -16,8 +15,7 @@ from lab_runs import LENGTH, executed, patch_miniatures, records_of, request_of,
 from tidegate.lab.compare.run import CHECKPOINTS, RunsFailedError, compare
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Phase, Progress, ignore
-from tidegate.lab.training.executors import serial
-from tidegate.lab.training.train import RunContext
+from tidegate.lab.training.executors.executor import SerialExecutor
 
 MOMENTS = {Phase: "a phase begins", Progress: "a step is done", Ended: "a run has ended"}
 
@@ -34,8 +32,8 @@ def request_and_expected(tmp_path_factory):
 def compare_in(out, request, patch, on_event=ignore):
     patch_miniatures(patch)
     # A checkpoint after each step, so that there is a previous one.
-    patch.setattr(serial, "RunContext", partial(RunContext, checkpoint_seconds=0.0))
-    return records_of(compare(request, out, executor=serial.SerialExecutor(), on_event=on_event))
+    executor = SerialExecutor(checkpoint_seconds=0.0)
+    return records_of(compare(request, out, executor=executor, on_event=on_event))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tidegate.lab.compare.run import compare
-from tidegate.lab.training.executors.serial import SerialExecutor
+from tidegate.lab.training.executors.executor import SerialExecutor
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.models import measure
 from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.tasks.text import text_task
-from tidegate.lab.training.executors.executor import executor_of
+from tidegate.lab.training.executors.executor import make_executor
 from tidegate.lab.training.executors.processes import ProcessExecutor
 from tidegate.lab.training.measurements import Sampling
 from tidegate.lab.training.records import Cost, Costs, LayerMeasurements, Record
@@ -186,6 +186,6 @@ def on_ray():
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
     runs, folder = pickle.load(sys.stdin.buffer)
     told = []
-    records = list(executor_of("ray").execute(runs, checkpoints=folder, report=told.append))
+    records = list(make_executor("ray").execute(runs, checkpoints=folder, report=told.append))
     with output:
         output.write(pickle.dumps((records, told)))

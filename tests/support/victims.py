@@ -4,7 +4,6 @@ A server process imports PyTorch and the laboratory once and forks for each vict
 computes nothing itself, so that no thread is lost by the fork.
 """
 
-import functools
 import json
 import multiprocessing
 import os
@@ -26,8 +25,7 @@ from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import record_of, save_record
 from tidegate.lab.tasks.tokenizing import tokenize
 from tidegate.lab.training.events import Notice, Progress, ignore
-from tidegate.lab.training.executors import serial
-from tidegate.lab.training.executors.executor import executor_of
+from tidegate.lab.training.executors.executor import SerialExecutor, make_executor
 from tidegate.lab.training.executors.processes import ProcessExecutor
 from tidegate.lab.training.machine import num_cores
 from tidegate.lab.training.train import RunContext, execute_run
@@ -109,8 +107,8 @@ def _begin(environment, function, arguments):
 def small_comparison(folder, out, num_seeds, steps):
     """Two variants, run one after another, with a checkpoint every few steps."""
     use_miniatures()
-    serial.RunContext = functools.partial(RunContext, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
-    compare(_request(folder, num_seeds, steps), out, executor=serial.SerialExecutor(), on_event=ignore)
+    executor = SerialExecutor(checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
+    compare(_request(folder, num_seeds, steps), out, executor=executor, on_event=ignore)
 
 
 def comparison_in_processes(folder, out, num_seeds, steps):
@@ -184,7 +182,7 @@ def many_runs(folder, executor, count, answer):
 
         ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
     runs = [run_of(text_of(folder), seed=seed, steps=1, num_evaluations=1, num_observations=1) for seed in range(count)]
-    work = executor_of(executor).execute(runs, checkpoints=folder / "checkpoints", report=ignore)
+    work = make_executor(executor).execute(runs, checkpoints=folder / "checkpoints", report=ignore)
     start, finished, memory = time.perf_counter(), 0, []
     for record in work:
         finished += record.status == "finished"

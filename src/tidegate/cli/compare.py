@@ -179,15 +179,14 @@ def compare(options: CompareOptions) -> None:
     from tidegate.lab.compare.run import RunsFailedError
     from tidegate.lab.compare.run import compare as run_comparison
     from tidegate.lab.compare.summary import summarise
-    from tidegate.lab.training.executors.attempts import RETRIES
-    from tidegate.lab.training.executors.executor import executor_of
+    from tidegate.lab.training.executors.executor import RETRIES, make_executor
     from tidegate.lab.training.records import RecordFile, records_path
     from tidegate.report import write_page
 
     out = options.out
     try:
         request = _request(options, command) if options.runs is None else _request_of_runs(options, command)
-        runner = executor_of(
+        runner = make_executor(
             options.executor,
             retries=RETRIES if options.retries is None else options.retries,
             resources=_resources(options.cpus_per_run, options.gpus_per_run, options.procs_per_run),

@@ -74,9 +74,10 @@ def stop_training(out: Path, command: str, *, num_around: int) -> NoReturn:
 
 def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Processes | None) -> None:
     """Train, keep what came of it, and say how it ended."""
+    import torch
+
     from tidegate.lab.training.events import Ended, Interrupted, Phase
-    from tidegate.lab.training.executors.serial import note_interrupts
-    from tidegate.lab.training.machine import use_threads
+    from tidegate.lab.training.executors.executor import capture_signals
     from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.train import RunContext, execute_run
 
@@ -92,14 +93,14 @@ def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Pro
                 _export(folder, done)
                 _print_result(folder, done, before=True, as_json=options.as_json)
             return
-        use_threads(threads)
+        torch.set_num_threads(threads)
         tell, report = _open_displays(run, options, processes, stack)
-        interrupted = stack.enter_context(note_interrupts())
+        captured = stack.enter_context(capture_signals())
         tell(Phase(name="training", num_runs=1))
         context = RunContext(
             folder=folder.checkpoints,
             report=report,
-            stopping=lambda: bool(interrupted),
+            stopping=lambda: bool(captured),
             checkpoint_seconds=options.save_seconds,
             num_threads=threads,
             processes=processes,
@@ -122,8 +123,8 @@ def _open_displays(
     run: Run, options: TrainOptions, processes: Processes | None, stack: ExitStack
 ) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
     """Open the display, and in the first process the log; return what tells the display, and what tells both."""
-    from tidegate.lab.training.log import RunLog
     from tidegate.lab.training.machine import matrix_flops
+    from tidegate.lab.training.outputs import RunLog
 
     is_first = processes is None or processes.is_first
     num_devices = 1 if processes is None else processes.size
@@ -175,7 +176,7 @@ def _export(folder: TrainingFolder, record: Record) -> None:
 def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_json: bool) -> None:
     from tidegate._json import encode
     from tidegate.lab.models.export import reading_code
-    from tidegate.lab.training.log import log_path
+    from tidegate.lab.training.outputs import log_path
 
     console = new_console()
     if record.status == "failed":

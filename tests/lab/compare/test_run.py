@@ -1,6 +1,5 @@
 import json
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from errors import rejects
@@ -17,12 +16,10 @@ from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.text import TextData
 from tidegate.lab.training import train
 from tidegate.lab.training.events import Ended, Notice, Phase, Progress
-from tidegate.lab.training.executors import serial
-from tidegate.lab.training.executors.serial import SerialExecutor
+from tidegate.lab.training.executors.executor import SerialExecutor
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs, Grid, LayerMeasurements, Plan, Record, RecordFile
 from tidegate.lab.training.run import Training
-from tidegate.lab.training.train import RunContext
 
 STEP = 4 * LENGTH
 TRIED = Grid(rates=(1.0, 2.0), starts=(0.02, "torch"))
@@ -312,13 +309,11 @@ class TestAFailure:
             return original(model, batches)
 
         request, calls = request_of(task, budget=4 * STEP, num_seeds=1), []
-        saving = partial(RunContext, checkpoint_seconds=0)
         with monkeypatch.context() as patch:
-            patch.setattr(serial, "RunContext", saving)
             patch.setattr(train, "evaluate", broken)
             patch.setattr(Training, "evaluates_after", lambda self, step: step == 2)
             with pytest.raises(RunsFailedError, match=r"1 of 2 runs failed: bma \(seed 0\)"):
-                compared(request, tmp_path / "out")
+                compared(request, tmp_path / "out", executor=SerialExecutor(checkpoint_seconds=0))
         failed = base_runs(request)["bma"].id
         names = {path.name for path in (tmp_path / "out" / CHECKPOINTS).iterdir()}
         assert {f"{failed}.safetensors", f"{failed}.previous.safetensors"} <= names

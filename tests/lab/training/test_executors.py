@@ -20,11 +20,10 @@ from waiting import LIMIT_IN_SECONDS, wait_until
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training import machine
 from tidegate.lab.training.events import Notice, Progress
-from tidegate.lab.training.executors import attempts, processes, serial
-from tidegate.lab.training.executors.attempts import ExitReasons
-from tidegate.lab.training.executors.executor import executor_of
-from tidegate.lab.training.executors.processes import ProcessExecutor, _Worker, _WorkerPool
-from tidegate.lab.training.executors.serial import SerialExecutor, note_interrupts
+from tidegate.lab.training.executors import executor as executor_module
+from tidegate.lab.training.executors import processes
+from tidegate.lab.training.executors.executor import Attempts, SerialExecutor, capture_signals, make_executor
+from tidegate.lab.training.executors.processes import ProcessExecutor, _Worker, _WorkerPool, describe_end
 from tidegate.lab.training.records import RecordFile
 
 
@@ -167,7 +166,7 @@ class TestEveryExecutor:
         assert len(records) == 1
         (notice,) = (event for event in told if isinstance(event, Notice))
         assert (notice.run, notice.variant, notice.seed) == (runs[1].id, "bma", 1)
-        assert re.match(r"Its process ended early, by SIGKILL[:,][^.]* memory\. The run goes on", notice.text)
+        assert re.match(r"Its process ended early, by SIGKILL[:,][^.]* memory\. The run resumes", notice.text)
         assert notice.text.endswith("retry 1 of 1.")
         steps = [event.step for event in told[told.index(notice) + 1 :] if isinstance(event, Progress)]
         assert steps[0] == 9
@@ -183,7 +182,7 @@ class TestEveryExecutor:
         notices = [event for event in told if isinstance(event, Notice)]
         assert {notice.run for notice in notices} == {run.id for run in runs[:2]}
         for notice in notices:
-            assert "ended early, by a signal or a crash, possibly for lack of memory. The run goes on" in notice.text
+            assert "ended early, by a signal or a crash, possibly for lack of memory. The run resumes" in notice.text
 
     @pytest.mark.full
     def test_on_ray_a_run_that_always_loses_its_process_has_failed(self, runs, tmp_path, monkeypatch):
@@ -206,19 +205,19 @@ class TestEveryExecutor:
 
     @pytest.mark.parametrize("name", ["serial", "processes"])
     def test_of_no_runs_there_are_no_records(self, name, tmp_path):
-        assert done(executor_of(name), [], tmp_path) == ([], [])
+        assert done(make_executor(name), [], tmp_path) == ([], [])
 
 
 def test_an_unknown_executor_is_refused():
     with rejects("executor"):
-        executor_of("threads")
+        make_executor("threads")
 
 
 class TestASignal:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_is_noted_and_breaks_nothing_off(self, number):
         before = signal.getsignal(number)
-        with note_interrupts() as noted:
+        with capture_signals() as noted:
             os.kill(os.getpid(), number)
             assert noted == [number]
         assert signal.getsignal(number) is before
@@ -241,14 +240,14 @@ class TestASignal:
         assert [progress.step for progress in told] == list(range(at + 1, lab_runs.STEPS + 1))
 
     def test_after_the_last_step_does_not_lose_the_record(self, task, tmp_path, monkeypatch):
-        original = serial.execute_run
+        original = executor_module.execute_run
 
         def signalled(run, around):
             record = original(run, around)
             os.kill(os.getpid(), signal.SIGINT)
             return record
 
-        monkeypatch.setattr(serial, "execute_run", signalled)
+        monkeypatch.setattr(executor_module, "execute_run", signalled)
         records = []
         work = SerialExecutor().execute([run_of(task), run_of(task, seed=1)], checkpoints=tmp_path, report=print)
         with pytest.raises(KeyboardInterrupt):
@@ -377,7 +376,7 @@ class TestAComparisonInProcesses:
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
     # Its process ends when it reads what it should do, before it imports anything.
     monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
-    with pytest.raises(ChildProcessError, match=r"begin, with exit code 7\. Free memory, or use the executor serial\."):
+    with pytest.raises(ChildProcessError, match=r"start, with exit code 7\. Free memory, or use the executor serial\."):
         done(ProcessExecutor(1, retries=0), [run_of(task)], tmp_path)
 
 
@@ -396,7 +395,7 @@ class TestAPoolOfWorkers:
     def pool(self, tmp_path, monkeypatch):
         """A pool that notes which workers it would start, and what it tells."""
         self.told, self.started = [], []
-        pool = _WorkerPool(deque(), tmp_path, self.told.append, [], retries=2, checkpoint_seconds=20)
+        pool = _WorkerPool(deque(), [], Attempts(2, self.told.append), self.told.append, (tmp_path, 20))
         monkeypatch.setattr(pool, "start_worker", lambda: self.started.append(len(pool.todo)))
         return pool
 
@@ -412,8 +411,8 @@ class TestAPoolOfWorkers:
         for _ in range(2):
             assert self.ended(pool, -signal.SIGKILL) == []
         assert len(self.started) == 2
-        assert all("ended before it could begin, by SIGKILL" in notice.text for notice in self.told)
-        with pytest.raises(ChildProcessError, match="ended before it could begin, by SIGKILL"):
+        assert all("ended before it could start, by SIGKILL" in notice.text for notice in self.told)
+        with pytest.raises(ChildProcessError, match="ended before it could start, by SIGKILL"):
             self.ended(pool, -signal.SIGKILL)
 
     def test_does_not_mind_one_that_ends_when_it_has_nothing_left_to_do(self, task, pool):
@@ -427,7 +426,7 @@ class TestAPoolOfWorkers:
             assert self.ended(pool, 143, ready=True, run=run) == []
             assert pool.todo.popleft() is run
             assert self.told[-1].text.endswith(
-                f"by SIGTERM. The run goes on from its last checkpoint, in another process: retry {attempt} of 2."
+                f"by SIGTERM. The run resumes from its last checkpoint, in another process: retry {attempt} of 2."
             )
         (record,) = self.ended(pool, 143, ready=True, run=run)
         assert record.status == "failed"
@@ -447,65 +446,47 @@ class TestAPoolOfWorkers:
         assert [there.poll() and there.recv() for there in theirs] == [None, None, None]
         assert not pool.todo
 
-    def test_that_is_stopped_records_nothing(self, task, pool):
-        pool.stop()
         assert self.ended(pool, -signal.SIGKILL, ready=True, run=run_of(task)) == []
         assert (self.started, self.told) == ([], [])
 
 
-class TestTheReasonOfAnEnd:
-    @pytest.mark.parametrize(
-        ("code", "words"),
-        [
-            (-15, "by SIGTERM"),
-            (143, "by SIGTERM"),
-            (-11, "by SIGSEGV"),
-            (7, "with exit code 7"),
-            (0, "with exit code 0"),
-        ],
-    )
-    def test_is_a_signal_or_a_code(self, code, words):
-        assert ExitReasons().describe(code) == words
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-15, "by SIGTERM"),
+        (143, "by SIGTERM"),
+        (-11, "by SIGSEGV"),
+        (7, "with exit code 7"),
+        (0, "with exit code 0"),
+    ],
+)
+def test_the_end_of_a_process_is_described_by_its_signal_or_code(code, words):
+    assert describe_end(code, None) == words
 
-    @pytest.mark.parametrize(
-        ("counts", "words"),
-        [
-            ((3, 4), "by SIGKILL: since these runs began the kernel has killed a process for lack of memory"),
-            ((3, 3), "by SIGKILL, with no sign of a lack of memory"),
-            ((None, None), "by SIGKILL, possibly for lack of memory"),
-        ],
-        ids=["more", "as many", "silent"],
-    )
-    def test_of_a_kill_says_whether_memory_was_short(self, counts, words, monkeypatch):
-        answers = iter(counts)
-        monkeypatch.setattr(attempts, "out_of_memory_kills", lambda: next(answers))
-        assert ExitReasons().describe(-9) == words
 
-    def test_is_the_same_for_two_that_were_killed_between_two_looks(self, monkeypatch):
-        counts = iter((3, 5, 5))
-        monkeypatch.setattr(attempts, "out_of_memory_kills", lambda: next(counts))
-        reasons = ExitReasons()
-        first, second = reasons.describe(-9), reasons.describe(-9)
-        assert (
-            first == second == "by SIGKILL: since these runs began the kernel has killed a process for lack of memory"
-        )
-
-    def test_is_counted_by_the_kernel_on_this_machine(self, tmp_path, monkeypatch):
-        for name, text in (("vmstat", "pgfault 5\noom_kill 2\n"), ("events", "low 0\noom_kill 3\noom_group_kill 1\n")):
-            (tmp_path / name).write_text(text)
-        files = [tmp_path / "vmstat", tmp_path / "events", tmp_path / "gone"]
-        monkeypatch.setattr(machine, "_kill_counters", lambda: files)
-        assert machine.out_of_memory_kills() == 5
-        monkeypatch.setattr(machine, "_kill_counters", lambda: files[2:])
-        assert machine.out_of_memory_kills() is None
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((3, 4), "by SIGKILL: since these runs began the kernel has killed a process for lack of memory"),
+        ((3, 3), "by SIGKILL, with no sign of a lack of memory"),
+        ((None, None), "by SIGKILL, possibly for lack of memory"),
+    ],
+    ids=["more", "as many", "unknown"],
+)
+def test_the_end_by_a_kill_says_whether_memory_was_short(counts, words, tmp_path, monkeypatch):
+    before, now = counts
+    monkeypatch.setattr(machine, "_VMSTAT", tmp_path / "vmstat")
+    if now is not None:
+        (tmp_path / "vmstat").write_text(f"pgfault 5\noom_kill {now}\n")
+    assert describe_end(-9, before) == words
 
 
 @pytest.mark.parametrize("retries", [-1, 1.5, True, "2"])
 def test_retries_that_are_no_number_of_times_are_refused(retries):
     with rejects("retries"):
-        executor_of("processes", retries=retries)
+        make_executor("processes", retries=retries)
 
 
 @pytest.mark.parametrize("name", ["serial", "processes"])
 def test_every_executor_takes_the_retries(name):
-    assert getattr(executor_of(name, retries=5), "retries", 5) == 5
+    assert getattr(make_executor(name, retries=5), "retries", 5) == 5

@@ -4,7 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tidegate.lab.training.events import Notice, Progress
-from tidegate.lab.training.log import RunLog, log_path
+from tidegate.lab.training.outputs import RunLog, log_path
 
 
 def step_of(step, loss=2.0):
@@ -45,7 +45,7 @@ def test_a_run_that_goes_on_replaces_what_it_does_again_and_what_was_cut_off(tmp
     with log_path(tmp_path).open("a") as file:
         file.write('{"step": 4, "lo')
     second = RunLog(tmp_path)
-    second.report(Notice(text="The run goes on from step 1."))
+    second.report(Notice(text="The run resumes from step 1."))
     for step in (2, 3, 4):
         second.report(step_of(step, loss=1.0))
     assert [(line.get("step"), line.get("loss")) for line in lines_of(tmp_path)] == [

@@ -6,9 +6,8 @@ from lab_runs import LENGTH, model_of
 from tidegate._json import decode
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.task import Batch
-from tidegate.lab.training.map_rank import GateValues, map_products, map_ranks
 from tidegate.lab.training.model import build_model
-from tidegate.lab.training.observe import observe_probe
+from tidegate.lab.training.observe import GateValues, map_products, map_ranks, observe_probe
 from tidegate.lab.training.records import ObservationSummary
 from tidegate.torch.observing.modules import follow_modules
 from tidegate.torch.observing.sums import effective_rank

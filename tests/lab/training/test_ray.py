@@ -15,7 +15,7 @@ from lab_runs import executed, run_of, text_of, timeless
 
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Notice, Progress
-from tidegate.lab.training.executors.executor import executor_of
+from tidegate.lab.training.executors.executor import make_executor
 from tidegate.lab.training.executors.resources import RunResources
 from tidegate.lab.training.parallel import tells_of_lost_process
 
@@ -66,8 +66,8 @@ def test_runs_that_lose_their_process_or_their_machine_go_on_elsewhere_and_are_r
     assert sorted(record.id for record in records) == sorted(run.id for run in runs)
     assert timeless_by_id(records) == timeless_by_id(executed(run) for run in runs)
     killed, left = notices(events)
-    assert "ended early, by a signal or a crash, possibly for lack of memory. The run goes on from its last" in killed
-    assert "ended early, with its machine, which left the cluster. The run goes on from its last checkpoint" in left
+    assert "ended early, by a signal or a crash, possibly for lack of memory. The run resumes from its last" in killed
+    assert "ended early, with its machine, which left the cluster. The run resumes from its last checkpoint" in left
 
 
 def test_runs_that_no_machine_has_room_for_are_refused_instead_of_waiting_for_ever(answers):
@@ -143,7 +143,7 @@ def test_a_cluster_that_does_not_answer_is_an_error_at_once(task, monkeypatch):
         monkeypatch.setenv("RAY_ADDRESS", address)
         message = f"no Ray cluster answers at RAY_ADDRESS {address}: .*refused.* Start it"
         with pytest.raises(ConnectionError, match=message):
-            executor_of("ray").require([run_of(task)])
+            make_executor("ray").require([run_of(task)])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_start_that_is_broken_off_leaves_no_connection_to_wait_for(task, monke
     monkeypatch.setattr("ray.init", fail)
     monkeypatch.setattr("ray.shutdown", lambda: done.append("shut down"))
     with pytest.raises(kind, match=words):
-        executor_of("ray").require([run_of(task)])
+        make_executor("ray").require([run_of(task)])
     assert done == ["shut down"]
 
 
@@ -190,7 +190,7 @@ class TestWhatARunIsGiven:
 
     def test_is_for_ray_alone(self):
         with rejects("executor"):
-            executor_of("serial", resources=RunResources(cpus=2))
+            make_executor("serial", resources=RunResources(cpus=2))
 
     @pytest.mark.parametrize(
         ("options", "training", "field"),

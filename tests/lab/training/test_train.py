@@ -143,8 +143,8 @@ class TestADamagedCheckpoint:
     @pytest.mark.parametrize(
         ("files", "words", "first"),
         [
-            ([".safetensors"], "The run goes on from step 3.", 4),
-            ([".safetensors", ".previous.safetensors"], "The run begins anew.", 1),
+            ([".safetensors"], "The run resumes from step 3.", 4),
+            ([".safetensors", ".previous.safetensors"], "The run starts over.", 1),
         ],
         ids=["one", "both"],
     )

@@ -18,6 +18,7 @@ _PACKAGES = ("tidegate", "torch", "numpy", "scipy")
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """The names that glibc's mallopt gives to its options."""
 _KEPT_BYTES = 2**30
+_VMSTAT = Path("/proc/vmstat")
 _LONG_PRODUCT = 0.05
 """Seconds after which no larger product is timed."""
 
@@ -60,35 +61,17 @@ def _processor() -> str:
 
 
 def out_of_memory_kills() -> int | None:
-    """Count the processes that the kernel has killed for lack of memory; None if it does not tell."""
-    counts = [count for file in _kill_counters() if (count := _read_kills(file)) is not None]
-    return sum(counts) if counts else None
+    """Return how many processes the kernel has killed for lack of memory, in any control group; None if unknown."""
+    return _kernel_count(_VMSTAT, "oom_kill ")
 
 
-def _kill_counters() -> list[Path]:
-    """Files with a line `oom_kill <count>`: of the whole machine, and of this process's control group."""
-    root, files = Path("/sys/fs/cgroup"), [Path("/proc/vmstat")]
-    try:
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return files
-    for group in groups:
-        _, controllers, place = group.split(":", 2)
-        if not controllers:
-            files.append(root / place.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            # Inside a container the group's own path is not there, and it is the root.
-            places = (root / "memory" / place.lstrip("/"), root / "memory")
-            files.append(next((file for file in places if file.is_dir()), root) / "memory.oom_control")
-    return files
-
-
-def _read_kills(file: Path) -> int | None:
+def _kernel_count(file: Path, name: str) -> int | None:
+    """Return the number behind a name in a file of the kernel; None without one."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
 def require_device(name: str) -> None:
@@ -109,11 +92,8 @@ def available_bytes(device: str) -> int | None:
 
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    kibibytes = _kernel_count(Path("/proc/meminfo"), "MemAvailable:")
+    return None if kibibytes is None else 1024 * kibibytes
 
 
 def matrix_flops(device: str, *, half: bool) -> float:
@@ -138,13 +118,6 @@ def matrix_flops(device: str, *, half: bool) -> float:
         if min(seconds) > _LONG_PRODUCT:
             break
     return best
-
-
-def use_threads(count: int) -> None:
-    """Compute on so many threads from here on."""
-    import torch
-
-    torch.set_num_threads(count)
 
 
 def keep_freed_memory() -> None:

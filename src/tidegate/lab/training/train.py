@@ -22,7 +22,6 @@ from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
 from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, take_step
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
-    Evaluation,
     build_model,
     compile_blocks,
     evaluate,
@@ -42,38 +41,38 @@ from tidegate.torch.gate import AttentionGate, gate_parameters
 from tidegate.torch.parallel import local_weights
 
 CHECKPOINT_SECONDS = 20.0
-"""Time between two checkpoints, unless a run is told otherwise."""
+"""Default time between two checkpoints."""
 _WORK_OVER_SAVING = 20
-"""Time between two checkpoints over the time that it takes to save one, at least."""
+"""Minimum ratio of the time between two checkpoints to the time that it takes to save one."""
 _LEADING_CHANNELS = 8
 """Channels that layers of any width have, for fingerprints."""
 _DIVERGED = 1.5
-"""A loss above this multiple of a blind guess's is divergence, though clipped gradients keep it finite."""
+"""A loss above this multiple of a blind guess's counts as divergence, though clipped gradients keep it finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
-    """Where a run saves checkpoints, reports and is stopped. Changes no number."""
+    """Where a run saves checkpoints and reports, and when it stops. Changes no number."""
 
     folder: Path | None = None
-    """Where the run saves its checkpoints, the last at its end; None saves none."""
+    """Where the run saves its checkpoints, the last one at its end; None saves none."""
     report: Callable[[RunEvent], None] = lambda _: None
     stopping: Callable[[], bool] = lambda: False
-    """Asked after each step; True saves a checkpoint and raises `Interrupted`."""
+    """Called after each step; True saves a checkpoint and raises `Interrupted`."""
     checkpoint_seconds: float = CHECKPOINT_SECONDS
-    """Time between two checkpoints, at least; 0 saves after every step."""
+    """Minimum time between two checkpoints; 0 saves after every step."""
     num_threads: int | None = None
-    """Threads that compute, instead of as many as the run says; sums may round differently."""
+    """CPU threads; None takes the run's own number. Sums may round differently."""
     processes: Processes | None = None
-    """Those that do the run together, this one among them; None does it alone. Sums may round differently."""
+    """The processes that train the run together; None trains it in this one alone. Sums may round differently."""
 
     def seconds_after(self, saving: float) -> float:
-        """Time until the next checkpoint, after one that took so many seconds: most of the time is for training."""
+        """Return the time until the next checkpoint, after one that took `saving` seconds."""
         return max(self.checkpoint_seconds, _WORK_OVER_SAVING * saving) if self.checkpoint_seconds else 0.0
 
 
 def execute_run(run: Run, context: RunContext) -> Record:
-    """Train, or go on from a checkpoint; a failure is a record with its traceback, a stop raises `Interrupted`."""
+    """Train, or resume from a checkpoint; a failure gives a record with its traceback, a stop raises `Interrupted`."""
     keep_freed_memory()
     try:
         return _Trainer(run, context).record()
@@ -105,7 +104,7 @@ def train_step(
 
 
 class _Trainer:
-    """A run under way."""
+    """A run in progress."""
 
     def __init__(self, run: Run, context: RunContext) -> None:
         torch.set_num_threads(context.num_threads or run.training.num_threads)
@@ -137,27 +136,27 @@ class _Trainer:
         return self._record("diverged", error=diverged) if diverged else self._final_record()
 
     def _load_state(self) -> TrainingState:
-        """Return the state in the checkpoint, or that of a run that begins."""
+        """Return the state in the checkpoint, or that of a new run."""
         fresh = TrainingState(started=datetime.now(UTC).isoformat(timespec="seconds"))
         if self.context.folder is None:
             return fresh
         loaded = load_checkpoint(self.context.folder, self.model, self.optimizer, run=self.run.id)
         state = loaded.state or fresh
         if loaded.problems:
-            how = "The run begins anew." if loaded.state is None else f"The run goes on from step {state.step}."
+            how = "The run starts over." if loaded.state is None else f"The run resumes from step {state.step}."
             text = " ".join((*loaded.problems, how))
             self.context.report(Notice(text=text, run=self.run.id, variant=self.label, seed=self.run.seed))
         return state
 
     def _train(self) -> str:
-        """Do the steps that are left; return where the run diverged, or an empty text."""
+        """Make the remaining steps; return where the run diverged, or an empty text."""
         state, options = self.state, self.run.training
         saved, pause = time.monotonic(), self.context.checkpoint_seconds
         while state.step < options.steps:
             start = time.perf_counter()
             batch = self.data.batch(seed=self.run.seed, step=state.step, size=options.batch_size)
-            if self._uses_dropout():
-                torch.manual_seed(_dropout_seed(self.run.seed, state.step) + self._dropout_shift())
+            if self.run.model.dropout > 0 or self.run.model.attention_dropout > 0:
+                torch.manual_seed(self._dropout_seed())
             figures = train_step(
                 self.computing, self.optimizer, self._to_device(batch), self.run, state.step, self.processes
             )
@@ -175,7 +174,10 @@ class _Trainer:
             self._evaluate_and_observe(state.step - 1)
             self._report_progress(figures[0])
             start = time.monotonic()
-            stops, saves = self._agree(self.context.stopping(), start - saved > pause)
+            stops, saves = self.context.stopping(), start - saved > pause
+            if self.processes is not None:
+                # What one process wants, all do.
+                stops, saves = self.processes.any(stops, saves)
             if stops:
                 self._save()
                 raise Interrupted(self.run.id)
@@ -192,7 +194,8 @@ class _Trainer:
             state.observations += self._observations()
         if not options.evaluates_after(step):
             return
-        loss = self._evaluate(self.validation).loss
+        with self._evaluating():
+            loss = evaluate(self.model, self.validation).loss
         means = [total / state.num_summed for total in state.sums_since_point]
         state.curve.append(
             Point(
@@ -209,7 +212,7 @@ class _Trainer:
         state.sums_since_point, state.num_summed = [0.0, 0.0, 0.0], 0
 
     def _observations(self) -> list[ObservationSummary]:
-        """What is seen on the probe, if it is finite; where weights are shared out, by the first process alone."""
+        """Observe the probe, if that gives finite numbers; where weights are sharded, in the first process alone."""
         model = self.model
         if self.processes is not None and self.processes.kind != "ddp":
             state = {name: whole_tensor(value) for name, value in model.state_dict().items()}
@@ -222,7 +225,8 @@ class _Trainer:
         return [] if observation is None else [observation]
 
     def _final_record(self) -> Record:
-        evaluation = self._evaluate(map(self._to_device, self.data.final()))
+        with self._evaluating():
+            evaluation = evaluate(self.model, map(self._to_device, self.data.final()))
         # Untrained, a model spreads its guess over the whole vocabulary.
         blind = max(self.data.chance_loss, math.log(self.data.vocab_size))
         if not evaluation.loss <= _DIVERGED * blind:
@@ -230,22 +234,17 @@ class _Trainer:
             return self._record("diverged", error=f"The validation loss at the end is {evaluation.loss:.3f}; {guess}.")
         # Save the trained model: the caller measures it, then deletes the checkpoint.
         self._save()
-        long = self.data.long()
+        by_position: tuple[tuple[float, float], ...] = ()
+        if (long := self.data.long()) is not None:
+            with self._evaluating():
+                by_position = loss_by_position(self.model, self._to_device(long))
         return self._record(
             "finished",
             loss=evaluation.loss,
             metrics=task_metrics(evaluation, self.data),
             num_evaluated=evaluation.num_targets,
-            loss_by_position=() if long is None else self._loss_by_position(long),
+            loss_by_position=by_position,
         )
-
-    def _evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        with self._evaluating():
-            return evaluate(self.model, batches)
-
-    def _loss_by_position(self, batch: Batch) -> tuple[tuple[float, float], ...]:
-        with self._evaluating():
-            return loss_by_position(self.model, self._to_device(batch))
 
     @contextmanager
     def _evaluating(self) -> Generator[None]:
@@ -303,34 +302,24 @@ class _Trainer:
         self.saved_step = self.state.step
         save_checkpoint(folder, self.model, self.optimizer, run=self.run.id, state=self.state, processes=self.processes)
 
-    def _agree(self, *flags: bool) -> tuple[bool, ...]:
-        """What any of the processes wants, all do."""
-        return flags if self.processes is None else self.processes.any(*flags)
-
-    def _dropout_shift(self) -> int:
-        """What parts the dropout of processes that have rows of their own."""
-        return self.processes.rank if self.processes is not None and self.processes.shares_rows else 0
+    def _dropout_seed(self) -> int:
+        """Return the seed of this step's dropout; processes with their own rows have different ones."""
+        shift = self.processes.rank if self.processes is not None and self.processes.shares_rows else 0
+        mixed = hashlib.blake2b(f"{self.run.seed}:{self.state.step}".encode(), digest_size=4)
+        return int.from_bytes(mixed.digest()) + shift
 
     def _tokens(self) -> int:
         return self.state.step * self.tokens_per_step
-
-    def _uses_dropout(self) -> bool:
-        return self.run.model.dropout > 0 or self.run.model.attention_dropout > 0
 
     def _to_device(self, batch: Batch) -> Batch:
         return Batch(batch.inputs.to(self.device), batch.targets.to(self.device))
 
 
-def _dropout_seed(seed: int, step: int) -> int:
-    """Mix the run's seed and a step to the seed of that step's dropout."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{step}".encode(), digest_size=4).digest())
-
-
 def weight_fingerprints(model: nn.Module) -> dict[str, str]:
     """Hash each parameter under its name and shape, and its leading channels under its name.
 
-    Of two models, equal names and shapes have equal values if they start alike; of layers that differ in width, the
-    leading channels are what they have in common. Gates at one site have nothing in common unless they are one gate.
+    Two models that start alike have equal hashes for equal names and shapes; layers that differ in width share their
+    leading channels. Gates at one site share nothing unless they are the same gate.
     """
     fingerprints: dict[str, str] = {}
     for path, module in model.named_modules():
@@ -343,7 +332,7 @@ def weight_fingerprints(model: nn.Module) -> dict[str, str]:
 
 
 def batches_fingerprint(batches: Iterable[Batch]) -> str:
-    """Hash some batches in their order."""
+    """Hash batches in their order."""
     chained = ""
     for batch in batches:
         chained = chained_fingerprint(chained, batch)
@@ -351,7 +340,7 @@ def batches_fingerprint(batches: Iterable[Batch]) -> str:
 
 
 def chained_fingerprint(before: str, batch: Batch) -> str:
-    """Hash a batch together with the hash of all before it, so that a run that goes on keeps one hash alone."""
+    """Hash a batch together with the hash of all before it, so that a checkpoint needs one hash alone."""
     return _digest(before.encode() + _bytes(batch.inputs) + _bytes(batch.targets))
 
 

@@ -1,4 +1,4 @@
-"""Runs side by side, each in a process with threads of its own: the way to use all cores while models are small."""
+"""Runs side by side, each in a process with its own threads: the way to use all cores while models are small."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import final
 
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
-from tidegate.lab.training.executors.attempts import RETRIES, Attempts, ExitReasons
-from tidegate.lab.training.executors.serial import note_interrupts
-from tidegate.lab.training.machine import num_cores
+from tidegate.lab.training.executors.executor import RETRIES, Attempts, capture_signals
+from tidegate.lab.training.machine import num_cores, out_of_memory_kills
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run
 
-# A process that was forked from one that has used PyTorch's threads may hang.
+# A process forked from one that has used PyTorch's threads may hang.
 _context = multiprocessing.get_context("spawn")
 
 _POLL_SECONDS = 0.2
@@ -32,11 +31,11 @@ _POLL_SECONDS = 0.2
 
 @final
 class ProcessExecutor:
-    """Does runs in as many processes as have cores for their threads, unless told how many.
+    """Executes runs in as many processes as have cores for their threads, unless given a number.
 
-    Each process has a pipe of its own to this one and shares no lock with the others, so that one which is killed, at
-    whatever moment, does not block the others. Another process takes its place, and its run goes on there from its last
-    checkpoint; a run that loses its process more than `retries` times is recorded as failed.
+    Each process has its own pipe to this one and shares no lock with the others, so that killing one at any moment does
+    not block the others. Another process takes its place and resumes its run from the last checkpoint; a run that loses
+    its process more than `retries` times is recorded as failed.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class ProcessExecutor:
         self.checkpoint_seconds = checkpoint_seconds
 
     def require(self, runs: Sequence[Run]) -> None:
-        """See `Executor`. Every run can be done here."""
+        """See `Executor`. Every run can be executed here."""
 
     def execute(
         self, runs: Sequence[Run], *, checkpoints: Path, report: Callable[[RunEvent], None]
@@ -61,26 +60,24 @@ class ProcessExecutor:
             return
         threads = max(run.training.num_threads for run in runs)
         num_workers = min(self.num_processes or max(1, num_cores() // threads), len(runs))
-        with note_interrupts() as interrupted:
+        with capture_signals() as captured:
             pool = _WorkerPool(
-                deque(runs),
-                checkpoints,
-                report,
-                interrupted,
-                retries=self.retries,
-                checkpoint_seconds=self.checkpoint_seconds,
+                deque(runs), captured, Attempts(self.retries, report), report, (checkpoints, self.checkpoint_seconds)
             )
             try:
                 for _ in range(num_workers):
                     pool.start_worker()
                 while pool.workers:
-                    if interrupted:
+                    if captured:
                         pool.stop()
                     yield from pool.receive()
             finally:
                 pool.stop()
-                pool.drain()
-        if interrupted:
+                # A worker with a full pipe would never end: read what all of them still send.
+                while pool.workers:
+                    for _ in pool.receive():
+                        pass
+        if captured:
             raise KeyboardInterrupt
 
 
@@ -90,41 +87,33 @@ class _Worker:
 
     process: SpawnProcess
     ready: bool = False
-    """Whether it has begun, and asked for a run."""
+    """Whether it has started, and asked for a run."""
     run: Run | None = None
-    """What it works on."""
 
 
+@dataclass
 class _WorkerPool:
-    """The workers, by the pipe to each, and the runs that are not handed out yet."""
+    """The workers, by the pipe to each, and the runs that are still to be handed out."""
 
-    def __init__(
-        self,
-        todo: deque[Run],
-        checkpoints: Path,
-        report: Callable[[RunEvent], None],
-        interrupted: list[int],
-        *,
-        retries: int,
-        checkpoint_seconds: float,
-    ) -> None:
-        self.todo = todo
-        self.checkpoints = checkpoints
-        self.checkpoint_seconds = checkpoint_seconds
-        self.report = report
-        self.interrupted = interrupted
+    todo: deque[Run]
+    captured: list[int]
+    """Signals that this process got."""
+    attempts: Attempts
+    report: Callable[[RunEvent], None]
+    saving: tuple[Path, float]
+    """The folder of checkpoints, and the seconds between two."""
+
+    def __post_init__(self) -> None:
         self.workers: dict[Connection, _Worker] = {}
         self.stopped = False
-        self.attempts = Attempts(retries, report)
-        self.reasons = ExitReasons()
+        self.kills_before = out_of_memory_kills()
         self.false_starts = 0
         """Workers that ended before they were ready, since one last was."""
 
     def start_worker(self) -> None:
         """Start a worker; it sends None when it is ready for a run."""
         here, there = Pipe()
-        arguments = (there, self.checkpoints, self.checkpoint_seconds)
-        process = _context.Process(target=_run_worker, args=arguments, daemon=True)
+        process = _context.Process(target=_run_worker, args=(there, *self.saving), daemon=True)
         # Started by the first worker, the tracker would unblock Ctrl-C again.
         resource_tracker.ensure_running()
         # A terminal sends Ctrl-C to the worker too; blocked here, it is blocked in the worker from its start.
@@ -163,41 +152,51 @@ class _WorkerPool:
             worker.run = self.todo.popleft() if self.todo else None
             _send(pipe, worker.run)
 
-    def drain(self) -> None:
-        """Wait for all workers to end, reading what they still send: a worker with a full pipe would never end."""
-        while self.workers:
-            for _ in self.receive():
-                pass
-
     def _remove_worker(self, pipe: Connection) -> Iterator[Record]:
-        """Remove a worker that has ended. If it was not asked to, a new one takes its place."""
+        """Remove a worker that has ended. If it was not asked to, start another in its place."""
         worker = self.workers.pop(pipe)
         worker.process.join()
         pipe.close()
-        has_ended_by_itself = worker.ready and worker.run is None
-        if self.stopped or self.interrupted or has_ended_by_itself:
+        was_done = worker.ready and worker.run is None
+        if self.stopped or self.captured or was_done:
             return
-        if worker.run is not None:
-            record = self.attempts.lose(worker.run, self._ending(worker))
-            if record is None:
-                self.todo.appendleft(worker.run)
-            else:
-                yield record
+        how = describe_end(worker.process.exitcode or 0, self.kills_before)
+        if worker.run is None:
+            self.false_starts += 1
+            text = f"A training process ended before it could start, {how}."
+            if self.false_starts > self.attempts.retries:
+                raise ChildProcessError(f"{text} Free memory, or use the executor serial.")
+            self.report(Notice(text=f"{text} Another takes its place."))
+        elif (record := self.attempts.lose(worker.run, how)) is None:
+            self.todo.appendleft(worker.run)
         else:
-            self._count_false_start(self._ending(worker))
+            yield record
         if self.todo:
             self.start_worker()
 
-    def _ending(self, worker: _Worker) -> str:
-        return self.reasons.describe(worker.process.exitcode or 0)
 
-    def _count_false_start(self, how: str) -> None:
-        self.false_starts += 1
-        if self.false_starts > self.attempts.retries:
-            raise ChildProcessError(
-                f"A training process ended before it could begin, {how}. Free memory, or use the executor serial."
-            )
-        self.report(Notice(text=f"A training process ended before it could begin, {how}. Another takes its place."))
+def describe_end(code: int, kills_before: int | None) -> str:
+    """Describe what ended a process, as in "by SIGTERM".
+
+    Args:
+        code: Its exit code; negative for a signal in multiprocessing, 128 plus the signal's number in shells and
+            workers.
+        kills_before: `out_of_memory_kills()` when the runs began.
+    """
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"with exit code {code}"
+    if number != signal.SIGKILL:
+        return f"by {name}"
+    kills = out_of_memory_kills()
+    if kills_before is None or kills is None:
+        return f"by {name}, possibly for lack of memory"
+    # The kernel does not tell which process it has killed.
+    if kills > kills_before:
+        return f"by {name}: since these runs began the kernel has killed a process for lack of memory"
+    return f"by {name}, with no sign of a lack of memory"
 
 
 def _send(pipe: Connection, message: Run | RunEvent | Record | None) -> None:
@@ -207,13 +206,13 @@ def _send(pipe: Connection, message: Run | RunEvent | Record | None) -> None:
 
 
 def _run_worker(pipe: Connection, checkpoints: Path, checkpoint_seconds: float) -> None:
-    """Be a worker: send None when ready, then do the runs that come, until None comes or the pipe is closed."""
+    """Send None when ready, then execute the runs that come, until None comes or the pipe is closed."""
     # SIGTERM, which batch systems send to all processes of a job, stops a run like a message of the parent.
-    with note_interrupts() as killed:
+    with capture_signals() as captured:
 
         def stopping() -> bool:
-            # While a run is under way, whatever can be read is the message to stop, or the end of a closed pipe.
-            return bool(killed) or pipe.poll()
+            # During a run, whatever can be read is the message to stop, or the end of a closed pipe.
+            return bool(captured) or pipe.poll()
 
         context = RunContext(
             folder=checkpoints,
@@ -222,19 +221,19 @@ def _run_worker(pipe: Connection, checkpoints: Path, checkpoint_seconds: float) 
             checkpoint_seconds=checkpoint_seconds,
         )
         _send(pipe, None)
-        while (run := _next_run(pipe, killed)) is not None:
+        while (run := _next_run(pipe, captured)) is not None:
             try:
                 record = execute_run(run, context)
             except Interrupted:
                 break
             _send(pipe, record)
-    if killed:
-        sys.exit(128 + killed[0])
+    if captured:
+        sys.exit(128 + captured[0])
 
 
-def _next_run(pipe: Connection, killed: list[int]) -> Run | None:
+def _next_run(pipe: Connection, captured: list[int]) -> Run | None:
     with suppress(EOFError, OSError):
-        while not killed:
+        while not captured:
             if pipe.poll(_POLL_SECONDS):
                 return pipe.recv()
     return None
@@ -242,7 +241,7 @@ def _next_run(pipe: Connection, killed: list[int]) -> Run | None:
 
 @final
 class _Throttle:
-    """Pass progress on a few times a second, since nobody reads faster, and all else at once."""
+    """Sends progress a few times a second, and everything else at once."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import socket
@@ -20,9 +19,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tidegate._validation import InputError
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent, ignore
-from tidegate.lab.training.executors.attempts import RETRIES, Attempts
+from tidegate.lab.training.executors.executor import RETRIES, Attempts, capture_signals
 from tidegate.lab.training.executors.resources import RunResources, describe
-from tidegate.lab.training.executors.serial import note_interrupts
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.parallel import Processes, tells_of_lost_process
 from tidegate.lab.training.records import Record
@@ -35,12 +33,12 @@ _ANSWER_SECONDS = 10.0
 
 @final
 class RayExecutor:
-    """Does runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
+    """Executes runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
 
-    The checkpoints' folder should be one that all machines see. Without it a stopped run begins anew, and ends with
-    the same numbers, and the layers of trained models are not measured; runs of several processes need it. A run that
-    loses a process goes on in others, as those of `ProcessExecutor` do: Ray's own retries, which give no reason and are
-    unbounded when memory is short, are turned off.
+    The checkpoints' folder should be one that all machines see. Without it a stopped run starts over, with the same
+    numbers, and the layers of trained models are not measured; runs of several processes need it. A run that loses a
+    process resumes in others, as with `ProcessExecutor`: Ray's own retries, which give no reason and are unbounded when
+    memory is short, are turned off.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class RayExecutor:
         self.checkpoint_seconds = checkpoint_seconds
 
     def require(self, runs: Sequence[Run]) -> None:
-        """See `Executor`. The cluster must have room for each run when it is asked, or none may ever come."""
+        """See `Executor`. The cluster must have room for each run when this is called, or none may ever come."""
         for run in runs:
             self.resources.require(run)
         _connect()
@@ -78,18 +76,18 @@ class RayExecutor:
             return
         self.require(runs)
         tasks = _Tasks(runs, checkpoints, self, report)
-        with note_interrupts() as interrupted:
+        with capture_signals() as captured:
             while tasks.submit() or tasks.pending:
-                if interrupted:
+                if captured:
                     tasks.stop()
                 yield from tasks.take_done()
-        if interrupted:
+        if captured:
             raise KeyboardInterrupt
 
 
 @final
 class _Tasks:
-    """The tasks that are under way, and the runs that they do."""
+    """The tasks that are under way, and the runs that they execute."""
 
     def __init__(
         self, runs: Sequence[Run], checkpoints: Path, executor: RayExecutor, report: Callable[[RunEvent], None]
@@ -110,15 +108,19 @@ class _Tasks:
         self._stopped = False
 
     def submit(self) -> int:
-        """Have Ray do the runs that wait; how many still do.
+        """Submit the runs that wait; return how many still do.
 
-        Ray itself makes runs of one process wait for their turn. Those of several each have a process beside them that
-        waits with them, so that no more are begun than the cluster has room for.
+        Ray itself queues runs of one process. Those of several each have a process beside them that waits with them, so
+        no more are submitted than the cluster has room for.
         """
-        while self._queue and len(self.pending) < self._most_pending():
+        alone = self._resources.processes == 1
+        while self._queue:
             run = self._queue.popleft()
-            # Several processes have cores of their own, which Ray Train asks for.
-            needs = self._resources.of_process(run) if self._resources.processes == 1 else {"CPU": 0, "GPU": 0}
+            if not alone and len(self.pending) >= max(1, self._resources.num_places(run, _machines())):
+                self._queue.appendleft(run)
+                break
+            # Several processes have their own cores, which Ray Train asks for.
+            needs = self._resources.of_process(run) if alone else {"CPU": 0, "GPU": 0}
             # Ray's own lists show the name, and so does the title of the process.
             task = self._task.options(
                 name=f"{run.label}, seed {run.seed}", num_cpus=needs["CPU"], num_gpus=needs["GPU"]
@@ -126,13 +128,8 @@ class _Tasks:
             self.pending[task.remote(run, self._work)] = run
         return len(self._queue)
 
-    def _most_pending(self) -> float:
-        if self._resources.processes == 1:
-            return math.inf
-        return max(1, self._resources.num_places(self._queue[0], _machines()))
-
     def stop(self) -> None:
-        """Ask every run to save and end; drop those that have not begun, for which there may never be room."""
+        """Ask every run to save and end; drop those that have not started, for which there may never be room."""
         begun = ray.get(self._board.stop.remote())
         if self._stopped:
             return
@@ -143,7 +140,7 @@ class _Tasks:
             ray.cancel(reference, force=True)
 
     def take_done(self) -> Iterator[Record]:
-        """Wait a moment, report what was posted, and give the records of runs that are done; a lost one waits again."""
+        """Wait a moment, report what was posted, and yield the records of runs that ended; queue lost ones again."""
         done: list[Any] = ray.wait(list(self.pending), timeout=_POLL_SECONDS)[0] if self.pending else []
         for event in ray.get(self._board.read.remote()):
             self._report(event)
@@ -173,7 +170,7 @@ class _Tasks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What a task needs to know besides its run."""
+    """What a task is given besides its run."""
 
     checkpoints: str
     board: Any
@@ -183,7 +180,7 @@ class _Work:
 
 @final
 class _Board:
-    """Where tasks post what they say, and see whether to stop."""
+    """An actor to which tasks post events, and which tells them whether to stop."""
 
     def __init__(self) -> None:
         self._notices: list[Notice] = []
@@ -193,16 +190,16 @@ class _Board:
         self._stopped = False
 
     def begin(self, run: str) -> bool:
-        """Note that a run begins; whether it is to stop."""
+        """Note that a run starts; return whether it is to stop."""
         self._begun.add(run)
         return self._stopped
 
     def leave(self, run: str) -> None:
-        """Note that a run has lost its process, and waits."""
+        """Note that a run has lost its process and waits."""
         self._begun.discard(run)
 
     def post(self, event: RunEvent) -> bool:
-        """Take a note of an event; whether the task is to stop."""
+        """Keep an event; return whether the task is to stop."""
         self._begun.add(event.run)
         if isinstance(event, Progress):
             self._latest[event.run] = event
@@ -211,36 +208,36 @@ class _Board:
         return self._stopped
 
     def read(self) -> list[RunEvent]:
-        """What was posted since the last time: every notice, and the latest progress of each run."""
+        """Return what was posted since the last call: every notice, and the latest progress of each run."""
         posted = [*self._notices, *self._latest.values()]
         self._notices, self._latest = [], {}
         return posted
 
     def fail(self, record: Record) -> None:
-        """Keep the record of a run that has failed by itself, in one of its processes."""
+        """Keep the record of a run that failed by itself, in one of its processes."""
         self._failed[record.id] = record
 
     def take_failed(self, run: str) -> Record | None:
-        """The record of a run that has failed by itself; None if it has not."""
+        """Return the record of a run that failed by itself; None if it did not."""
         return self._failed.pop(run, None)
 
     def stop(self) -> set[str]:
-        """Ask every task to stop; the runs that have begun."""
+        """Ask every task to stop; return the runs that have started."""
         self._stopped = True
         return self._begun
 
 
 def _start_board() -> Any:
-    """Start the board on the machine of this command: runs wait for its answers, also when another machine leaves."""
+    """Start the board on the machine of this command, so that it answers when another machine leaves."""
     here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    # Killed, it starts anew, and its callers ask again.
+    # If it is killed, it restarts, and its callers ask again.
     board: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(_Board)
     return board.remote()
 
 
 @final
 class _Reporter:
-    """What a run says to the board now and then, and whether the board has answered that it is to stop."""
+    """Posts a run's progress to the board now and then, and keeps its answer whether to stop."""
 
     def __init__(self, board: Any, run: Run) -> None:
         self._board = board
@@ -255,13 +252,13 @@ class _Reporter:
 
 
 def _run_alone(run: Run, work: _Work) -> Record | None:
-    """One run in this process; None if it was stopped."""
+    """Execute a run in this process; return None if it was stopped."""
     reporter = _Reporter(work.board, run)
     return None if reporter.stopped else _execute(run, work, reporter, None)
 
 
 def _run_together(run: Run, work: _Work) -> Record | str | None:
-    """One run in several processes that Ray Train starts; None if it was stopped, a text if one of them was ended."""
+    """Execute a run in several processes that Ray Train starts; None if it was stopped, a text if one was killed."""
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchTrainer
 
@@ -290,7 +287,7 @@ def _run_together(run: Run, work: _Work) -> Record | str | None:
 
 
 def _do_part(config: dict[str, Any]) -> Record | None:
-    """Be one of the processes of a run; the first returns the record, or None if the run was stopped."""
+    """Execute one process's part of a run; the first returns the record, or None if the run was stopped."""
     run, work = config["run"], config["work"]
     processes = Processes("ddp", run.training.device)
     record = _execute(run, work, _Reporter(work.board, run) if processes.is_first else None, processes)
@@ -318,7 +315,7 @@ def _execute(run: Run, work: _Work, reporter: _Reporter | None, processes: Proce
 
 
 def _outcome(reference: Any, run: Run) -> Record | str | None:
-    """What came of a task; None if it was stopped, and a text if its process was ended: what ended it."""
+    """Return a task's record; None if it was stopped, and what ended its process, as text, if that was killed."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as problem:
@@ -334,15 +331,15 @@ def _outcome(reference: Any, run: Run) -> Record | str | None:
 
 
 def _connect() -> None:
-    """Join the cluster that `RAY_ADDRESS` names or that runs on this machine; without one, start one here."""
+    """Join the cluster that `RAY_ADDRESS` names or that runs on this machine, or start one here."""
     if not ray.is_initialized():
         _require_answer(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-        # Broken off, it leaves connections that wait at the end of the process for a cluster that is gone.
+        # Interrupted, it leaves connections that wait at the end of the process for a cluster that is gone.
         except Exception as problem:
             ray.shutdown()
-            # It has no class of its own for this, and gives a new cluster thirty seconds.
+            # Ray has no class of its own for this, and gives a new cluster thirty seconds.
             raise ConnectionError(
                 f"Ray cannot be started or joined: {problem} Try again when this machine has less to do, or join a "
                 "cluster that runs: ray start --head, and RAY_ADDRESS."
@@ -353,7 +350,7 @@ def _connect() -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Refuse an address at which nobody listens: Ray itself would try for minutes. Words such as "auto" are Ray's."""
+    """Raise ConnectionError for an address at which nobody listens: Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -367,5 +364,5 @@ def _require_answer(address: str) -> None:
 
 
 def _machines() -> list[dict[str, float]]:
-    """What each machine of the cluster has in all."""
+    """Return the total resources of each machine of the cluster."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
