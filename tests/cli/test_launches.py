@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import psutil
 import pytest
 import torch
 from lab_runs import write_text
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 from waiting import LIMIT_IN_SECONDS, children_of, wait_until
 
 from tidegate.cli import app
+from tidegate.lab.training.checkpoint import saved_runs, saved_step
+from tidegate.lab.training.outputs import TrainingFolder
 from tidegate.lab.training.parallel import joined_processes
 from tidegate.torch import load_model
 
@@ -178,6 +181,21 @@ def test_processes_that_are_stopped_say_once_how_to_go_on(text, tmp_path, start,
     if "--nproc=2" in start:
         assert (job.returncode, "Traceback" in output) == (130, False), output
     assert list(tmp_path.glob("checkpoints/*.safetensors"))
+
+
+@pytest.mark.timeout(300)
+def test_processes_whose_launcher_is_killed_save_and_end_and_the_same_command_resumes(text, tmp_path):
+    command = [sys.executable, *TRAIN, "--data", text, "--tokens=1920000", "--save-seconds=0", "--out", tmp_path]
+    with started([*command, "--nproc=2"]) as [(job, _)]:
+        wait_for_a_checkpoint(tmp_path, job)
+        workers = children_of(job.pid)
+        job.kill()
+        wait_until(lambda: not any(map(psutil.pid_exists, workers)), "the end of both workers")
+    folder = TrainingFolder(tmp_path)
+    (saved,) = saved_runs(folder.checkpoints)
+    assert saved_step(folder.checkpoints, saved) > 0
+    with folder.records.lock():
+        assert folder.records.read() == []
 
 
 def test_processes_that_meet_at_a_port_in_use_say_so(monkeypatch):

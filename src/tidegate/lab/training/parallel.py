@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import sys
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -31,15 +33,18 @@ from tidegate.torch.parallel import shard_heads, tensor_parallel_plan
 from tidegate.torch.weights import Model
 
 LAUNCHED = "TIDEGATE_LAUNCHED"
-"""Set in the environment of processes that `launch` started: it reports what ended them."""
+"""Variable with the id of `launch`'s process, in the processes that it starts; it reports what ended them."""
 Parallel: TypeAlias = Literal["ddp", "fsdp", "tp"]
-"""A copy of the model in each process; weights shared out and gathered block by block; heads shared out."""
+"""Replicated weights; weights sharded and gathered block by block; heads sharded."""
 _SECONDS_BETWEEN_ANSWERS = 0.05
+_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_SAVE = 600
+"""For a step and a checkpoint after the launcher is gone."""
 
 
 @final
 class Processes:
-    """The processes that train one model, seen from one of them. All must call the same methods in the same order."""
+    """The processes that train one model, as seen by one of them. All must call the same methods in the same order."""
 
     def __init__(self, kind: Parallel, device: str) -> None:
         self.kind: Parallel = kind
@@ -55,11 +60,11 @@ class Processes:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether each process has rows of its own; else all have the whole batch, and heads of their own."""
+        """Whether each process has its own rows of a batch; otherwise all have the whole batch, and their own heads."""
         return self.kind != "tp"
 
     def distribute(self, model: Model) -> nn.Module:
-        """Share a model out, in place; return what computes its logits."""
+        """Distribute a model, in place; return the module that computes its logits."""
         if self.kind == "ddp":
             self._computing = DistributedDataParallel(model)
             return self._computing
@@ -73,42 +78,42 @@ class Processes:
         return model
 
     def own_rows(self, batch: Batch) -> Batch:
-        """The rows of a batch that this process computes."""
+        """Return the rows of a batch that this process computes."""
         if not self.shares_rows:
             return batch
         return Batch(batch.inputs.tensor_split(self.size)[self.rank], batch.targets.tensor_split(self.size)[self.rank])
 
     @property
     def gradient_weight(self) -> int:
-        """What a process multiplies its part of a loss by: gradients of rows are averaged, and should be added up."""
+        """Factor of a process's part of a loss: gradients of rows are averaged, and should be summed."""
         return self.size if self.shares_rows else 1
 
     def exchange_gradients(self, wanted: bool) -> None:
-        """Whether the next backward pass adds up the processes' gradients; only that of the last part must."""
+        """Set whether the next backward pass synchronizes gradients; only that of the last micro-batch must."""
         if self.kind == "ddp":
             self._computing.require_backward_grad_sync = wanted
         elif self.kind == "fsdp":
             self._computing.set_requires_gradient_sync(wanted)
 
     def mean(self, figure: Tensor) -> Tensor:
-        """The mean of a number over all processes."""
+        """Return the mean of a number over all processes."""
         total = figure.detach().clone()
         dist.all_reduce(total)
         return total / self.size
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag, whether it is raised in any process."""
+        """Return for each flag whether it is set in any process."""
         raised = torch.tensor(flags, dtype=torch.int32, device=self._mesh.device_type)
         dist.all_reduce(raised, op=dist.ReduceOp.MAX)
         return tuple(map(bool, raised.tolist()))
 
     def wait(self) -> None:
-        """Wait until all processes have come here."""
+        """Wait until all processes call this."""
         dist.barrier()
 
 
 def whole_tensor(value: Tensor) -> Tensor:
-    """Return a tensor whole; if it is sharded, all processes must ask for it."""
+    """Return a tensor whole; if it is sharded, all processes must call this."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
@@ -123,7 +128,9 @@ def copy_whole(whole: Tensor, target: Tensor) -> None:
 
 @contextmanager
 def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
-    """Join the processes that torchrun, or `tidegate train`, has started together with this one."""
+    """Join the processes that torchrun, or `tidegate train --nproc`, has started together with this one."""
+    if (launcher := os.environ.get(LAUNCHED)) is not None:
+        threading.Thread(target=_end_with_launcher, args=(int(launcher),), daemon=True).start()
     place = torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -145,12 +152,25 @@ def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
         dist.destroy_process_group()
 
 
-def _own_part(store: Any, rank: int, size: int) -> Any:
-    """The part of torchrun's store that belongs to the processes of this start alone.
+def _end_with_launcher(launcher: int) -> None:
+    """End this process by SIGTERM when its launcher is gone, as after SIGKILL: it saves a checkpoint first.
 
-    torchrun keeps its store when it starts processes anew, with the addresses of those that are gone, and each machine
-    counts its restarts by itself. So the first process makes up a name, and tells it in answer to calls: a call is as
-    new as the process that made it, and an answer to one that is gone is read by nobody.
+    Nobody would restart it, and its lock would keep the same command from resuming.
+    """
+    while os.getppid() == launcher:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    # Another process may be gone without its checkpoint, and collectives with it wait for long.
+    time.sleep(_SECONDS_TO_SAVE)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _own_part(store: Any, rank: int, size: int) -> Any:
+    """Return a part of torchrun's store that only the processes of this start use.
+
+    torchrun keeps its store when it restarts processes, with the addresses of those that are gone, and each machine
+    counts its restarts by itself. So the first process makes up a name and answers calls with it: a call is as new as
+    the process that made it, and nobody reads the answer to one that is gone.
     """
     own = secrets.token_hex(8)
     if rank:
@@ -169,18 +189,18 @@ def _own_part(store: Any, rank: int, size: int) -> Any:
     return dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def num_processes_around() -> int:
-    """How many processes torchrun has started together with this one; 1 without it."""
+def world_size() -> int:
+    """Return the number of processes that torchrun has started together with this one; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def tells_of_lost_process(error: str) -> bool:
-    """Whether the traceback of one of several processes says that another is gone, and not what went wrong in it."""
+def is_lost_peer(error: str) -> bool:
+    """Return whether the traceback of one of several processes says only that another one is gone."""
     return "gloo/transport" in error or "torch.distributed.Dist" in error
 
 
 def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:
-    """Raise InputError for a run that so many processes cannot do together."""
+    """Raise InputError for a run that this number of processes cannot train together."""
     training = run.training
     if kind != "tp" and training.batch_size % (num_processes * training.accumulate):
         expected = f"a divisor of the rows of a part of a batch, {training.batch_size} in {training.accumulate} parts"
@@ -198,23 +218,26 @@ def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:
             raise InputError("parallel", expected="'ddp' with compile or attention_dropout", got=kind)
 
 
-class ProcessLost(RuntimeError):  # noqa: N818, it tells of a process that is gone
-    """One of the processes ended before the training did; the others were ended too."""
+class ProcessLost(RuntimeError):  # noqa: N818, it names the event
+    """One of the processes ended before the training did; the others were stopped."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-        """With which the process ended; negative for a signal."""
+        """The exit code of the process; negative for a signal."""
 
 
 def launch(arguments: list[str], *, num_processes: int, max_restarts: int = 0) -> None:
-    """Run `python -m tidegate ARGUMENTS` in several processes that know one another, and wait for their end.
+    """Run `python -m tidegate ARGUMENTS` in several processes that train together, and wait for their end.
 
-    max_restarts : times that all are started anew after one was lost; they go on from their last checkpoint
+    Args:
+        arguments: Of the command.
+        num_processes: How many to start.
+        max_restarts: Times that all are restarted after one was lost; they resume from their last checkpoint.
 
     Raises:
-        ProcessLost: after one of them has ended early, and all others were ended.
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, when all of them have saved what they had and ended.
+        ProcessLost: One of them ended early, and the others were stopped.
+        KeyboardInterrupt: After Ctrl-C or SIGTERM, when all have saved a checkpoint and ended.
     """
     config = LaunchConfig(
         min_nodes=1,
@@ -222,15 +245,15 @@ def launch(arguments: list[str], *, num_processes: int, max_restarts: int = 0) -
         nproc_per_node=num_processes,
         run_id=secrets.token_hex(8),
         rdzv_backend="c10d",
-        # A port that is free.
+        # Port 0 is any free port.
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=max_restarts,
         monitor_interval=0.2,
     )
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
-        # They log a page for each loss.
+        # They log a page for each lost process.
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ[LAUNCHED] = "1"
+    os.environ[LAUNCHED] = str(os.getpid())
     try:
         elastic_launch(config, sys.executable)("-m", "tidegate", *arguments)
     except SignalException:
