@@ -27,6 +27,8 @@ OpenFile: TypeAlias = BufferedReader | BufferedRandom
 _BLANK = "0" * 64
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
 """As safetensors writes it; inside a string of the header the quotes would be escaped."""
+_PARTIAL = re.compile(r".+\.[0-9a-f]{16}\.partial|\.tmp[A-Za-z0-9]{6}")
+"""Names of files that are being written, by `write_atomically` and by safetensors."""
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 2**25
 _MOST_LISTED = 20
@@ -70,6 +72,16 @@ def write_atomically(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_partial_files(folder: StrPath) -> None:
+    """Remove what killed writers have left in a folder: files of `write_atomically` and of safetensors.
+
+    Nobody else may be writing there. A folder that does not exist is ignored.
+    """
+    for file in Path(folder).glob("*"):
+        if _PARTIAL.fullmatch(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def write_content(path: StrPath, content: bytes) -> None:

@@ -86,6 +86,7 @@ def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Pro
     with ExitStack() as stack:
         if is_first:
             stack.enter_context(folder.records.lock())
+            folder.remove_partial_files()
         if (done := folder.finished(run)) is not None:
             if is_first:
                 # A kill at the very end may have left both undone.
@@ -145,10 +146,10 @@ def _open_displays(
 
 def _end_with_others(record: Record) -> NoReturn:
     """End one of several processes: another was lost, or all have failed alike."""
-    from tidegate.lab.training.parallel import LAUNCHED, tells_of_lost_process
+    from tidegate.lab.training.parallel import LAUNCHED, is_lost_peer
 
     last = record.error.strip().splitlines()[-1]
-    if LAUNCHED in os.environ and tells_of_lost_process(record.error):
+    if LAUNCHED in os.environ and is_lost_peer(record.error):
         # Whoever started it says which process was lost.
         raise typer.Exit(FAILED)
     stop(

@@ -4,13 +4,15 @@ from dataclasses import asdict, replace
 import fault_points
 import pytest
 import torch
-from damage import flip_inside, forge_tensors, some_flips
+from damage import flip_inside, forge_tensors
 from lab_runs import run_of
 
+from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training import checkpoint
 from tidegate.lab.training.checkpoint import (
     LoadedCheckpoint,
     TrainingState,
+    checkpoint_path,
     forget_checkpoint,
     load_checkpoint,
     previous_path,
@@ -22,6 +24,8 @@ from tidegate.lab.training.records import Point
 from tidegate.lab.training.train import make_optimizer, train_step
 
 POINT = Point(step=3, tokens=12, flops=1e9, loss=None, train_loss=2.5, gradient_norm=0.1 + 0.2)
+RUN = run_of(RecallTask())
+"""What checkpoints say that they are of; its tensors are those of a text."""
 STATE = TrainingState(step=3, elapsed=0.1 + 0.2, started="now", batches="abc", curve=[POINT], seconds=[0.5])
 MOMENT = "optimizer.stack.norm.weight.exp_avg"
 LOADED = LoadedCheckpoint(state=STATE, problems=())
@@ -34,7 +38,7 @@ def trained(task):
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "a.safetensors"
+    return checkpoint_path(tmp_path / "checkpoints", RUN.id)
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def two(trained, path):
     """A run with two checkpoints, of steps 2 and 3, and where the last of them lies."""
     _, model, optimizer = trained
     for step in (2, 3):
-        save_checkpoint(path.parent, model, optimizer, run="a", state=replace(STATE, step=step))
+        save_checkpoint(path.parent, model, optimizer, run=RUN, state=replace(STATE, step=step))
     return path
 
 
@@ -59,7 +63,7 @@ def loaded_step(path, task):
     """The step of the checkpoint that a run finds, and why it did not take another."""
     _, model, optimizer = advanced(task, steps=0)
     before = [parameter.clone() for parameter in model.parameters()]
-    loaded = load_checkpoint(path.parent, model, optimizer, run="a")
+    loaded = load_checkpoint(path.parent, model, optimizer, run=RUN.id)
     changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)]
     assert any(changed) is (loaded.state is not None)
     return loaded.state and loaded.state.step, loaded.problems
@@ -67,9 +71,9 @@ def loaded_step(path, task):
 
 def test_model_optimiser_and_state_come_back_bit_for_bit(task, trained, path):
     run, model, optimizer = trained
-    save_checkpoint(path.parent, model, optimizer, run="a", state=STATE)
+    save_checkpoint(path.parent, model, optimizer, run=RUN, state=STATE)
     _, other, its_optimizer = advanced(task, steps=0)
-    assert load_checkpoint(path.parent, other, its_optimizer, run="a") == LOADED
+    assert load_checkpoint(path.parent, other, its_optimizer, run=RUN.id) == LOADED
     batch = run.task.load().batch(seed=0, step=3, size=4)
     assert train_step(model, optimizer, batch, run, 3) == train_step(other, its_optimizer, batch, run, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -84,9 +88,9 @@ def test_model_optimiser_and_state_come_back_bit_for_bit(task, trained, path):
 
 def test_the_model_alone_comes_back_without_an_optimiser(task, trained, path):
     _, model, optimizer = trained
-    save_checkpoint(path.parent, model, optimizer, run="a", state=STATE)
+    save_checkpoint(path.parent, model, optimizer, run=RUN, state=STATE)
     _, other, _ = advanced(task, steps=0)
-    assert load_checkpoint(path.parent, other, run="a") == LOADED
+    assert load_checkpoint(path.parent, other, run=RUN.id) == LOADED
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
@@ -96,14 +100,14 @@ def test_where_there_is_none_nothing_changes(task, path):
 
 def test_its_folder_is_made_and_holds_the_last_two_and_nothing_else(task, trained, tmp_path):
     _, model, optimizer = trained
-    path = tmp_path / "some" / "where" / "a.safetensors"
+    path = checkpoint_path(tmp_path / "some" / "where", RUN.id)
     for step in (1, 2, 3):
-        save_checkpoint(path.parent, model, optimizer, run="a", state=replace(STATE, step=step))
+        save_checkpoint(path.parent, model, optimizer, run=RUN, state=replace(STATE, step=step))
     assert sorted(path.parent.iterdir()) == [previous_path(path), path]
     assert loaded_step(path, task) == (3, ())
     path.unlink()
     assert loaded_step(path, task) == (2, ())
-    forget_checkpoint(path.parent, "a")
+    forget_checkpoint(path.parent, RUN.id)
     assert not any(path.parent.iterdir())
 
 
@@ -129,17 +133,17 @@ def test_one_that_was_not_written_to_its_end_leaves_those_before(task, trained, 
 
     monkeypatch.setattr(checkpoint, "save_file", broken)
     with pytest.raises(OSError, match="no space left"):
-        save_checkpoint(two.parent, model, optimizer, run="a", state=replace(STATE, step=4))
+        save_checkpoint(two.parent, model, optimizer, run=RUN, state=replace(STATE, step=4))
     assert loaded_step(two, task) == (3, ())
-    assert sorted(two.parent.glob("a.*")) == [previous_path(two), two]
+    assert sorted(two.parent.iterdir()) == [previous_path(two), two]
 
 
 class TestAnotherProcessThatStillSaves:
     def test_while_it_is_read_gives_its_own_state_and_tensors(self, task, trained, path, monkeypatch):
         _, model, optimizer = trained
-        save_checkpoint(path.parent, model, optimizer, run="a", state=STATE)
+        save_checkpoint(path.parent, model, optimizer, run=RUN, state=STATE)
         load, later = checkpoint.load_file, advanced(task, steps=5)
-        saves = [lambda: save_checkpoint(path.parent, *later[1:], run="a", state=replace(STATE, step=5))]
+        saves = [lambda: save_checkpoint(path.parent, *later[1:], run=RUN, state=replace(STATE, step=5))]
 
         def load_late(file):
             if saves:
@@ -148,14 +152,14 @@ class TestAnotherProcessThatStillSaves:
 
         monkeypatch.setattr(checkpoint, "load_file", load_late)
         _, other, its_optimizer = advanced(task, steps=0)
-        loaded = load_checkpoint(path.parent, other, its_optimizer, run="a")
+        loaded = load_checkpoint(path.parent, other, its_optimizer, run=RUN.id)
         assert loaded == LoadedCheckpoint(state=replace(STATE, step=5), problems=())
         assert all(torch.equal(a, b) for a, b in zip(later[1].parameters(), other.parameters(), strict=True))
 
     def test_while_it_is_saved_takes_nothing_from_it(self, task, trained, two, monkeypatch):
         _, model, optimizer = trained
         monkeypatch.setattr("os.fsync", lambda _: two.unlink())
-        save_checkpoint(two.parent, model, optimizer, run="a", state=replace(STATE, step=4))
+        save_checkpoint(two.parent, model, optimizer, run=RUN, state=replace(STATE, step=4))
         assert loaded_step(two, task) == (4, ())
 
 
@@ -164,7 +168,7 @@ def test_at_every_moment_of_a_save_one_is_whole(task, trained, two, monkeypatch,
     _, model, optimizer = trained
     fault_points.ask_for(monkeypatch, f"checkpoint:{point}")
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(two.parent, model, optimizer, run="a", state=replace(STATE, step=4))
+        save_checkpoint(two.parent, model, optimizer, run=RUN, state=replace(STATE, step=4))
     assert loaded_step(two, task) == (step, ())
 
 
@@ -182,7 +186,7 @@ class TestADamagedCheckpoint:
         assert loaded_step(two, task)[0] == 2
         fault_points.ask_for(monkeypatch, "checkpoint:before-move")
         with pytest.raises(OSError, match="No space left"):
-            save_checkpoint(two.parent, model, optimizer, run="a", state=STATE)
+            save_checkpoint(two.parent, model, optimizer, run=RUN, state=STATE)
         assert loaded_step(two, task) == (2, ())
 
     def test_and_another_leave_a_run_to_begin_anew(self, task, two):
@@ -192,21 +196,6 @@ class TestADamagedCheckpoint:
         assert step is None
         assert len(problems) == 2
         assert loaded_step(two, task) == (None, ())
-
-    def test_is_never_used_whichever_bit_is_flipped(self, task, trained, two):
-        _, model, optimizer = trained
-        previous_path(two).unlink()
-        for changed in some_flips(two.read_bytes(), 100):
-            two.write_bytes(changed)
-            loaded = load_checkpoint(two.parent, model, optimizer, run="a")
-            assert loaded.state is None
-            assert len(loaded.problems) == 1
-
-    @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
-    def test_that_was_cut_gives_way_too(self, task, two, share):
-        content = two.read_bytes()
-        two.write_bytes(content[: int(len(content) * share)])
-        assert loaded_step(two, task)[0] == 2
 
     @pytest.mark.parametrize(
         ("change", "words"),

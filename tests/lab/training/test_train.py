@@ -179,13 +179,6 @@ def test_a_run_that_ends_keeps_its_checkpoint_until_it_is_forgotten(task, tmp_pa
     assert [file.name for file in folder.iterdir()] == ["another.safetensors"]
 
 
-def test_without_time_passing_no_checkpoint_is_written(task, tmp_path):
-    run = run_of(task)
-    seen = []
-    executed(run, folder=tmp_path, report=lambda _: seen.extend(tmp_path.glob("*.safetensors")))
-    assert not seen
-
-
 class TestTheRecord:
     @pytest.fixture(scope="class")
     @classmethod
@@ -310,12 +303,6 @@ class TestTheOptimiser:
         assert {p.ndim for p in matrices["params"]} == {2}
         assert {p.ndim for p in vectors["params"]} == {1}
 
-    def test_has_every_parameter_once(self, task):
-        run = run_of(task, gate="g1+bma")
-        model = build_model(run.model, seed=0)
-        held = [id(p) for group in make_optimizer(model, run).param_groups for p in group["params"]]
-        assert sorted(held) == sorted(id(p) for p in model.parameters())
-
     def test_has_no_group_for_gates_that_are_not_there(self, task):
         run = run_of(task, gate="none")
         assert len(make_optimizer(build_model(run.model), run).param_groups) == 2
@@ -336,26 +323,6 @@ class TestTheOptimiser:
         start = build_model(run.model, seed=0).embedding.weight
         free, decayed = (model.embedding.weight for model in models)
         assert_close(free - decayed, run.training.lr * start)
-
-    def test_follows_the_schedule(self, task):
-        run = run_of(task, gate="g1", gate_lr=0.5)
-        model = build_model(run.model, seed=0)
-        optimizer = make_optimizer(model, run)
-        for step in (0, 5, STEPS - 1):
-            train_step(model, optimizer, run.task.load().batch(seed=0, step=step, size=4), run, step)
-            rate = run.training.lr * run.training.lr_share(step)
-            assert [group["lr"] for group in optimizer.param_groups] == [0.5 * rate, rate, rate]
-
-    def test_clips_after_the_norm_was_taken(self, task):
-        run = run_of(task, gate="g1", clip=1e-3)
-        model = build_model(run.model, seed=0)
-        batch = run.task.load().batch(seed=0, step=0, size=4)
-        _, norm, of_gates = train_step(model, make_optimizer(model, run), batch, run, 0)
-        clipped = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-        assert norm > 0.1 > clipped
-        assert_close(clipped, torch.tensor(1e-3))
-        part = torch.cat([p.grad.flatten() for p in gate_parameters(model)]).norm()
-        assert_close(part / clipped, torch.tensor(of_gates / norm))
 
 
 def after_a_step(run):

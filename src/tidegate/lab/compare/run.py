@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tidegate._files import remove_partial_files
 from tidegate._validation import InputError
 from tidegate.gates import Gates
 from tidegate.lab.compare.cost import measure_costs
@@ -56,6 +57,7 @@ def compare(request: Request, folder: Path, *, executor: Executor, on_event: Cal
     with file.lock():
         lines = file.read()
         _check_same(lines, plan, folder)
+        remove_partial_files(folder / CHECKPOINTS)
         work = _Work(
             file=file, lines=lines, checkpoints=folder.absolute() / CHECKPOINTS, executor=executor, on_event=on_event
         )

@@ -8,6 +8,7 @@ checksum of all of its bytes, verified before anything of it is used.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -26,14 +27,16 @@ from tidegate._validation import InputError
 from tidegate.lab.training.optimizers import OptimizerState, empty_state
 from tidegate.lab.training.parallel import Processes, copy_whole, whole_tensor
 from tidegate.lab.training.records import ObservationSummary, Point
+from tidegate.lab.training.run import Run
 
 _FORMAT = TensorFormat(
     name="tidegate-checkpoint",
     version="2",
-    keys=frozenset(("run", "state")),
+    keys=frozenset(("run", "options", "state")),
     holds="checkpoint",
     writer="the same command",
 )
+_NAME = re.compile(r"([0-9a-f]{16})(?:\.previous)?\.safetensors")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,13 +86,36 @@ def has_checkpoint(folder: Path, run: str) -> bool:
     return path.exists() or previous_path(path).exists()
 
 
+def saved_runs(folder: Path) -> dict[str, Run | None]:
+    """Return the runs that have checkpoints in a folder, by id; None for one whose checkpoints cannot be read.
+
+    Files with other names are ignored.
+    """
+    found: dict[str, Run | None] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        if name := _NAME.fullmatch(file.name):
+            found.setdefault(name[1], None)
+            with suppress(OSError, ValueError, KeyError):
+                found[name[1]] = Run.from_dict(parse_json(_metadata(file)["options"]))
+    return found
+
+
 def saved_step(folder: Path, run: str) -> int | None:
-    """Return the step of the last checkpoint, without verifying it; None if there is none."""
+    """Return the step of the last checkpoint, without verifying its checksum; None if there is none."""
     path = checkpoint_path(folder, run)
     for place in (path, previous_path(path)):
-        with suppress(OSError, SafetensorError), safe_open(place, framework="pt") as file:
-            return json.loads(file.metadata()["state"])["step"]
+        with suppress(OSError, ValueError, KeyError):
+            return parse_json(_metadata(place)["state"])["step"]
     return None
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file, without verifying its checksum."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except SafetensorError as problem:
+        raise ValueError(str(problem)) from None
 
 
 def forget_checkpoint(folder: Path, run: str) -> None:
@@ -112,7 +138,7 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    run: str,
+    run: Run,
     state: TrainingState,
     processes: Processes | None = None,
 ) -> None:
@@ -125,7 +151,7 @@ def save_checkpoint(
         folder: Where runs keep their checkpoints.
         model: The model, or this process's shard of it.
         optimizer: Its optimizer.
-        run: Id of the run.
+        run: The run.
         state: Where it stands.
         processes: Those that train together; None for one alone.
     """
@@ -137,12 +163,16 @@ def save_checkpoint(
             tensors[name] = whole.cpu().contiguous()
     if is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        path = checkpoint_path(folder, run)
+        path = checkpoint_path(folder, run.id)
         write_tensors(
             path,
             lambda file, metadata: save_file(tensors, file, metadata=metadata),
             _FORMAT,
-            {"run": run, "state": json.dumps(asdict(state), allow_nan=False)},
+            {
+                "run": run.id,
+                "options": json.dumps(run.to_dict(), allow_nan=False),
+                "state": json.dumps(asdict(state), allow_nan=False),
+            },
             num_bytes=sum(value.nbytes for value in tensors.values()),
             previous=previous_path(path),
         )

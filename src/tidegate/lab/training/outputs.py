@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from tidegate._files import write_atomically, write_content
+from tidegate._files import remove_partial_files, write_atomically, write_content
 from tidegate._json import finite, parse_json
 from tidegate._validation import InputError
-from tidegate.lab.training.checkpoint import forget_checkpoint, load_checkpoint, remove_if_empty
+from tidegate.lab.training.checkpoint import forget_checkpoint, load_checkpoint, remove_if_empty, saved_runs
 from tidegate.lab.training.events import Notice, Progress, RunEvent
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Record, RecordFile, records_path
@@ -24,13 +24,13 @@ MODEL_FILE, TOKENIZER_FILE = "model.safetensors", "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class TrainingFolder:
-    """Where one run keeps what it makes."""
+    """Where a run keeps what it makes."""
 
     path: Path
 
     @property
     def checkpoints(self) -> Path:
-        """Where the run saves what it needs to go on."""
+        """Where the run saves its checkpoints."""
         return self.path.absolute() / "checkpoints"
 
     @property
@@ -40,7 +40,7 @@ class TrainingFolder:
 
     @property
     def tokenizer(self) -> str:
-        """The byte pairs of the model's tokens, as JSON; empty where a token is a byte, or not known."""
+        """The model's BPE tokenizer, as JSON; empty if its tokens are bytes, or unknown."""
         file = self.path / TOKENIZER_FILE
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
@@ -50,32 +50,38 @@ class TrainingFolder:
         return RecordFile(records_path(self.path))
 
     def finished(self, run: Run) -> Record | None:
-        """Return the record of a run that ended here, with a model or by diverging; None if there is none.
+        """Return the record of the run if it ended here, with a model or by diverging; None if it did not.
 
-        Raise InputError if the folder belongs to another run.
+        Raises:
+            InputError: The folder belongs to another run or to a comparison.
         """
         lines = self.records.read()
         records = [line for line in lines if isinstance(line, Record)]
         if len(records) < len(lines):
             raise InputError("out", expected="a folder without a comparison", got=self.path)
         ended = [record for record in records if record.status != "failed"]
-        others = {record.id for record in ended} | {file.name.split(".")[0] for file in self._checkpoint_files()}
-        if others - {run.id}:
-            hint = (
-                f"It belongs to another training, {sorted(others - {run.id})[0]}: options or data differ. Go on with "
-                "the options of that one, or choose another folder."
-            )
+        others: dict[str, Run | None] = saved_runs(self.checkpoints) | {record.id: record.run for record in ended}
+        others.pop(run.id, None)
+        for other in others:
+            hint = f"It belongs to the run {other}: its options or data differ. Use those, or choose another folder."
             raise InputError("out", expected=f"the folder of the run {run.id}", got=self.path, hint=hint)
-        return ended[-1] if ended and (ended[-1].status == "diverged" or self.model.exists()) else None
+        if not ended or (ended[-1].status == "finished" and not self.model.exists()):
+            return None
+        return ended[-1]
 
     def has_begun(self) -> bool:
-        """Whether there is a record, or a checkpoint to go on from."""
-        return self.records.has_lines() or bool(self._checkpoint_files())
+        """Return whether there is a record, or a checkpoint to resume from."""
+        return self.records.has_lines() or bool(saved_runs(self.checkpoints))
+
+    def remove_partial_files(self) -> None:
+        """Remove what a killed command was writing; only while the records are locked, so that nobody else writes."""
+        for folder in (self.path, self.checkpoints):
+            remove_partial_files(folder)
 
     def keep(self, run: Run, record: Record) -> None:
-        """Write the trained model, if the run has one to give, and the record.
+        """Write the trained model, if the run has one, and the record.
 
-        The model comes first: a record without a model would be taken for a run that is done.
+        The model comes first: a record without a model would mark the run as done.
         """
         if record.status == "finished":
             save_model(trained_model(run, self.checkpoints), self.model)
@@ -86,12 +92,9 @@ class TrainingFolder:
             self.forget_checkpoints(run)
 
     def forget_checkpoints(self, run: Run) -> None:
-        """Remove what a run needed to go on: it is done."""
+        """Remove the checkpoints of a run that has ended."""
         forget_checkpoint(self.checkpoints, run.id)
         remove_if_empty(self.checkpoints)
-
-    def _checkpoint_files(self) -> list[Path]:
-        return list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
 
 
 def trained_model(run: Run, checkpoints: Path) -> Model:
@@ -106,42 +109,47 @@ def trained_model(run: Run, checkpoints: Path) -> Model:
 
 
 def log_path(folder: Path) -> Path:
-    """Return where the log of a run lies in its folder."""
+    """Return the path of the log in a run's folder."""
     return folder / "log.jsonl"
 
 
 @final
 class RunLog:
-    """Writes what a run reports to `log.jsonl`, and to event files of TensorBoard if asked to.
+    """Writes what a run reports to `log.jsonl`, and optionally to TensorBoard's event files.
 
-    A run that goes on from a checkpoint repeats the steps after it: what the log has of those is dropped.
+    A run that resumes from a checkpoint repeats the steps after it: their old lines are dropped.
     """
 
     def __init__(self, folder: Path, *, peak: float | None = None, tensorboard: bool = False) -> None:
         """Open the log of a run's folder.
 
-        peak        : operations a second that the device can do; None leaves out the share of it
-        tensorboard : whether to write event files too; a `ModuleNotFoundError` if the package is missing
+        Args:
+            folder: The folder.
+            peak: Peak FLOP/s of the device; None leaves out the share of it.
+            tensorboard: Whether to write event files too.
+
+        Raises:
+            ModuleNotFoundError: TensorBoard is not installed.
         """
         self._path = log_path(folder)
         self._peak = peak
         self._new_writer: Callable[..., Any] | None = None
         self._writer: Any = None
-        self._begun = False
+        self._has_steps = False
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             self._new_writer = partial(SummaryWriter, str(folder / "tensorboard"))
 
     def report(self, event: RunEvent) -> None:
-        """Write down an event."""
+        """Write an event."""
         if isinstance(event, Notice):
             self._append({"notice": event.text})
             return
-        if not self._begun:
-            self._begun = True
+        if not self._has_steps:
+            self._has_steps = True
             self._drop_from(event.step)
-            # Steps from this one on hide those that an earlier file has.
+            # TensorBoard hides the steps of earlier files from this one on.
             self._writer = self._new_writer and self._new_writer(purge_step=event.step)
         line = progress_figures(event, peak=self._peak)
         self._append(line)
@@ -151,7 +159,7 @@ class RunLog:
                     self._writer.add_scalar(name, line[name], event.step)
 
     def close(self) -> None:
-        """See all of it on the disk."""
+        """Flush the event files."""
         if self._writer is not None:
             self._writer.close()
 
@@ -161,7 +169,7 @@ class RunLog:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def _drop_from(self, step: int) -> None:
-        """Keep the lines of earlier steps alone; one that a crash cut off is dropped too."""
+        """Keep only the lines of earlier steps; one that a crash truncated is dropped too."""
         if not self._path.exists():
             return
         kept = [line for line in self._path.read_bytes().split(b"\n") if _step_of(line) < step]
@@ -169,7 +177,7 @@ class RunLog:
 
 
 def progress_figures(event: Progress, *, peak: float | None) -> dict[str, Any]:
-    """Return what is said of a step: loss, speed, share of the peak, and the time that is left."""
+    """Return the log line of a step: loss, tokens per second, share of the peak, and time left."""
     speed = event.tokens / event.seconds if event.seconds else 0.0
     share = event.flops / event.seconds / peak if peak and event.seconds else None
     return {
@@ -184,7 +192,7 @@ def progress_figures(event: Progress, *, peak: float | None) -> dict[str, Any]:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line, 0 for a notice; infinite for what is no whole line."""
+    """Return the step of a line, 0 for a notice, infinity for a line that is damaged."""
     try:
         return float(parse_json(line).get("step", 0))
     except (ValueError, AttributeError, TypeError):

@@ -300,7 +300,7 @@ class _Trainer:
         if folder is None or self.saved_step == self.state.step:
             return
         self.saved_step = self.state.step
-        save_checkpoint(folder, self.model, self.optimizer, run=self.run.id, state=self.state, processes=self.processes)
+        save_checkpoint(folder, self.model, self.optimizer, run=self.run, state=self.state, processes=self.processes)
 
     def _dropout_seed(self) -> int:
         """Return the seed of this step's dropout; processes with their own rows have different ones."""

@@ -1,10 +1,17 @@
+"""The folder of one training: whose it is, what is in it, and its log."""
+
 import json
+import re
+from dataclasses import replace
 
 import pytest
+from damage import flip_inside
+from errors import rejects
+from lab_runs import executed, run_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tidegate.lab.training.events import Notice, Progress
-from tidegate.lab.training.outputs import RunLog, log_path
+from tidegate.lab.training.events import Interrupted, Notice, Progress
+from tidegate.lab.training.outputs import RunLog, TrainingFolder, log_path
 
 
 def step_of(step, loss=2.0):
@@ -68,3 +75,48 @@ def test_tensorboard_reads_the_same_numbers(tmp_path):
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
     assert events.Scalars("share_of_peak")[0].value == pytest.approx(0.5)
+
+
+STRAY = (".tmpAbC123", ".DS_Store", ".nfs000000000001", "notes.safetensors", "54e37b68e34d1efe.txt")
+"""Files that no run has left; the first is of a safetensors writer that was killed."""
+
+
+def stopped(run, folder):
+    """Leave a checkpoint of a run in a folder."""
+    folder.checkpoints.mkdir(parents=True)
+    with pytest.raises(Interrupted):
+        executed(run, folder=folder.checkpoints, stopping=lambda: True)
+
+
+def kept(run, folder):
+    """Train a run in a folder to its end."""
+    folder.keep(run, executed(run, folder=folder.checkpoints))
+
+
+def test_files_that_no_run_has_left_do_not_count_as_runs(task, tmp_path):
+    folder = TrainingFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    for name in STRAY:
+        (folder.checkpoints / name).touch()
+    assert folder.finished(run_of(task)) is None
+    assert not folder.has_begun()
+
+
+def test_files_of_killed_writers_are_removed_and_no_others(tmp_path):
+    folder = TrainingFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    partial = "model.safetensors.0123456789abcdef.partial"
+    for place in (tmp_path, folder.checkpoints):
+        for name in (*STRAY, partial, "mine.partial"):
+            (place / name).touch()
+    folder.remove_partial_files()
+    assert {file.name for file in folder.checkpoints.iterdir()} == {*STRAY[1:], "mine.partial"}
+    assert {file.name for file in tmp_path.iterdir()} == {*STRAY[1:], "mine.partial", "checkpoints"}
+
+
+def test_the_folder_of_a_run_whose_checkpoint_cannot_be_read_is_rejected(task, tmp_path):
+    folder, other = TrainingFolder(tmp_path), run_of(task, lr=2e-2)
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / f"{other.id}.safetensors").write_bytes(b"half")
+    with rejects("out", hint=f"the run {other.id}: its options or data differ"):
+        folder.finished(run_of(task))
