@@ -114,6 +114,19 @@ def test_files_of_killed_writers_are_removed_and_no_others(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {*STRAY[1:], "mine.partial", "checkpoints"}
 
 
+@pytest.mark.parametrize("leave", [stopped, kept])
+def test_the_folder_of_another_run_is_rejected_by_what_differs(task, tmp_path, leave):
+    folder, other = TrainingFolder(tmp_path), run_of(task, lr=2e-2)
+    leave(other, folder)
+    run = run_of(replace(task, num_validation_tokens=128))
+    with rejects("out", hint=f"the run {other.id}: ") as caught:
+        folder.finished(run)
+    differences = re.search(r": (.*)\. Use the options", caught.value.hint)[1]
+    assert differences == (
+        "task.num_validation_tokens is 256 there and 128 here, training.lr is 0.02 there and 0.01 here"
+    )
+
+
 def test_the_folder_of_a_run_whose_checkpoint_cannot_be_read_is_rejected(task, tmp_path):
     folder, other = TrainingFolder(tmp_path), run_of(task, lr=2e-2)
     folder.checkpoints.mkdir()

@@ -62,8 +62,9 @@ class TrainingFolder:
         ended = [record for record in records if record.status != "failed"]
         others: dict[str, Run | None] = saved_runs(self.checkpoints) | {record.id: record.run for record in ended}
         others.pop(run.id, None)
-        for other in others:
-            hint = f"It belongs to the run {other}: its options or data differ. Use those, or choose another folder."
+        for other, described in others.items():
+            which = "its options or data differ" if described is None else run.describe_differences(described)
+            hint = f"It belongs to the run {other}: {which}. Use the options of that run, or choose another folder."
             raise InputError("out", expected=f"the folder of the run {run.id}", got=self.path, hint=hint)
         if not ended or (ended[-1].status == "finished" and not self.model.exists()):
             return None
