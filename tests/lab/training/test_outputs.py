@@ -133,3 +133,22 @@ def test_the_folder_of_a_run_whose_checkpoint_cannot_be_read_is_rejected(task, t
     (folder.checkpoints / f"{other.id}.safetensors").write_bytes(b"half")
     with rejects("out", hint=f"the run {other.id}: its options or data differ"):
         folder.finished(run_of(task))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip_inside, lambda path: path.write_bytes(path.read_bytes()[:-100])],
+    ids=["flipped", "truncated"],
+)
+def test_a_trained_model_that_is_damaged_is_an_error_and_removed_it_is_trained_again(task, tmp_path, damage):
+    folder, run = TrainingFolder(tmp_path), run_of(task)
+    kept(run, folder)
+    whole = folder.model.read_bytes()
+    assert folder.finished(run).status == "finished"
+    damage(folder.model)
+    with rejects("out", hint="Remove that file"):
+        folder.finished(run)
+    folder.model.unlink()
+    assert folder.finished(run) is None
+    kept(run, folder)
+    assert folder.model.read_bytes() == whole

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from tidegate._files import remove_partial_files, write_atomically, write_content
+from tidegate._files import read_tensor_header, remove_partial_files, write_atomically, write_content
 from tidegate._json import finite, parse_json
+from tidegate._model_files import model_format
 from tidegate._validation import InputError
 from tidegate.lab.training.checkpoint import forget_checkpoint, load_checkpoint, remove_if_empty, saved_runs
 from tidegate.lab.training.events import Notice, Progress, RunEvent
@@ -53,7 +54,7 @@ class TrainingFolder:
         """Return the record of the run if it ended here, with a model or by diverging; None if it did not.
 
         Raises:
-            InputError: The folder belongs to another run or to a comparison.
+            InputError: The folder belongs to another run or to a comparison, or the trained model is damaged.
         """
         lines = self.records.read()
         records = [line for line in lines if isinstance(line, Record)]
@@ -68,6 +69,12 @@ class TrainingFolder:
             raise InputError("out", expected=f"the folder of the run {run.id}", got=self.path, hint=hint)
         if not ended or (ended[-1].status == "finished" and not self.model.exists()):
             return None
+        if ended[-1].status == "finished":
+            try:
+                read_tensor_header(self.model, model_format("tidegate train"))
+            except ValueError as problem:
+                hint = f"{problem} Remove that file, and rerun the command to train the model again."
+                raise InputError("out", expected="a folder with a whole model", got=self.path, hint=hint) from None
         return ended[-1]
 
     def has_begun(self) -> bool:
