@@ -145,17 +145,19 @@ def test_what_two_processes_began_one_goes_on_with(folder, task, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "options", "field"),
+    ("kind", "number", "options", "field", "expected"),
     [
-        ("ddp", 3, {}, "nproc"),
-        ("ddp", 2, {"accumulate": 4}, "nproc"),
-        ("fsdp", 2, {"optimizer": "muon"}, "parallel"),
-        ("tp", 2, {"compile": True}, "parallel"),
+        ("ddp", 3, {}, "nproc", "4 in 1 parts"),
+        ("ddp", 2, {"accumulate": 4}, "nproc", "4 in 4 parts"),
+        ("fsdp", 2, {"optimizer": "muon"}, "parallel", "'ddp' for Muon"),
+        ("tp", 2, {"compile": True}, "parallel", "'ddp' with compile"),
     ],
 )
-def test_what_processes_cannot_do_together_is_refused_before_they_start(task, kind, number, options, field):
-    with rejects(field):
+def test_what_processes_cannot_do_together_is_rejected_before_they_start(task, kind, number, options, field, expected):
+    with rejects(field) as caught:
         require_parallel(run_with(task, "g1", **options), kind, number)
+    assert caught.value.got == {"nproc": number, "parallel": kind}[field]
+    assert expected in caught.value.expected
 
 
 def test_heads_that_processes_cannot_share_are_refused_before_they_start(task):

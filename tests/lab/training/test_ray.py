@@ -17,7 +17,7 @@ from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors.executor import make_executor
 from tidegate.lab.training.executors.resources import RunResources
-from tidegate.lab.training.parallel import tells_of_lost_process
+from tidegate.lab.training.parallel import is_lost_peer
 
 # One cluster serves all; each run of several processes starts some ten interpreters.
 SECONDS_FOR_A_SCENARIO = 300
@@ -124,7 +124,7 @@ class TestTwoProcessesOfARun:
         (record,), events, _ = answers["together_failed"]
         assert record.status == "failed"
         assert "gone.txt" in record.error.strip().splitlines()[-1]
-        assert not tells_of_lost_process(record.error)
+        assert not is_lost_peer(record.error)
         assert notices(events) == []
 
     def test_that_were_stopped_go_on_to_the_same_record(self, answers, undisturbed):
@@ -184,26 +184,30 @@ class TestWhatARunIsGiven:
             ({"gpus": True}, "gpus"),
         ],
     )
-    def test_is_refused_where_it_makes_no_sense(self, options, field):
-        with rejects(field):
+    def test_is_rejected_where_it_makes_no_sense(self, options, field):
+        with rejects(field) as caught:
             RunResources(**options)
+        assert caught.value.got is options[field]
 
     def test_is_for_ray_alone(self):
-        with rejects("executor"):
+        with rejects("executor") as caught:
             make_executor("serial", resources=RunResources(cpus=2))
+        assert caught.value.got == "serial"
 
     @pytest.mark.parametrize(
-        ("options", "training", "field"),
+        ("options", "training", "field", "got", "expected"),
         [
-            ({"gpus": 1}, {}, "gpus"),
-            ({"gpus": 1}, {"device": "cuda:1"}, "gpus"),
-            ({}, {"device": "cuda"}, "gpus"),
-            ({"processes": 3}, {}, "nproc"),
+            ({"gpus": 1}, {}, "gpus", 1, "0 for runs on cpu"),
+            ({"gpus": 1}, {"device": "cuda:1"}, "gpus", 1, "0 for runs on cuda:1"),
+            ({}, {"device": "cuda"}, "gpus", 0, "at least 1 for runs on cuda"),
+            ({"processes": 3}, {}, "nproc", 3, "4 in 1"),
         ],
     )
-    def test_must_fit_the_run(self, task, options, training, field):
-        with rejects(field):
+    def test_must_fit_the_run(self, task, options, training, field, got, expected):
+        with rejects(field) as caught:
             RunResources(**options).require(run_of(task, **training))
+        assert caught.value.got == got
+        assert expected in caught.value.expected
 
     def test_is_counted_on_each_machine(self, task):
         run, machines = run_of(task), [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 3.0, "memory": 1e9}, {}]
