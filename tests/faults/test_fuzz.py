@@ -304,7 +304,7 @@ def thoroughly(examples):
     return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.fault(lambda name: f"Nonsense for {name}")
+@pytest.mark.fault(lambda name: f"Fuzzing {name}")
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_refuses_with_a_value_error_or_reads(name, tmp_path, effort, report):
     reader, tally, spendings = READERS[name], Counter(), []
@@ -335,8 +335,8 @@ def test_a_reader_refuses_with_a_value_error_or_reads(name, tmp_path, effort, re
     assert num_bytes < MOST_BYTES
     report(
         tried=len(spendings),
-        outcome=f"{tally['refused']:,} refused with a ValueError, {tally['read']:,} read; nothing else was raised; at "
-        f"most {seconds:.2f} s and {num_bytes / 2**20:.0f} MiB",
+        outcome=f"{tally['refused']:,} rejected, {tally['read']:,} read; at most {seconds:.2f} s and "
+        f"{num_bytes / 2**20:.0f} MiB",
     )
 
 
@@ -376,7 +376,7 @@ def arguments():
     )
 
 
-@pytest.mark.fault("Nonsense for the command line")
+@pytest.mark.fault("Fuzzing the command line")
 def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monkeypatch, effort, report):
     for place in (
         "tidegate.lab.compare.run.compare",
@@ -405,7 +405,7 @@ def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monke
     assert set(codes) <= {0, 1, 2}
     report(
         tried=codes.total(),
-        outcome=f"{codes[2] + codes[1]:,} refused in words, {codes[0]:,} accepted; no traceback",
+        outcome=f"{codes[2] + codes[1]:,} rejected, {codes[0]:,} accepted; no traceback",
     )
 
 

@@ -16,7 +16,7 @@ def load(folder, answer, *, tokenizes=False):
     return json.loads(answer.read_text())
 
 
-@pytest.mark.fault(lambda folder: f"A model folder with {folder.name}")
+@pytest.mark.fault(lambda folder: f"Hostile model: {folder.name}")
 @pytest.mark.parametrize("folder", hostile.FOLDERS, ids=lambda folder: folder.name)
 def test_a_hostile_folder_does_no_harm(folder, tmp_path, report):
     place, mark, answer = tmp_path / "model", tmp_path / "mark", tmp_path / "answer.json"
@@ -34,11 +34,8 @@ def test_a_hostile_folder_does_no_harm(folder, tmp_path, report):
     assert set(tmp_path.rglob("*")) - before == {answer}, "something was written"
     assert answered["seconds"] < SECONDS
     assert answered["bytes"] < MEGABYTES * 2**20
-    came = "refused for that" if folder.refusal else "loaded, nothing written"
-    report(
-        tried=1,
-        outcome=f"{came}, nothing executed, {answered['seconds']:.1f} s, {answered['bytes'] / 2**20:.0f} MiB",
-    )
+    came = "rejected" if folder.refusal else "loaded"
+    report(tried=1, outcome=f"{came}, {answered['seconds']:.1f} s, {answered['bytes'] / 2**20:.0f} MiB")
 
 
 @pytest.mark.parametrize("make", [hostile.llama, hostile.ours], ids=["theirs", "ours"])

@@ -80,7 +80,7 @@ def chromium():
         yield chromium
 
 
-@pytest.mark.fault(lambda verb: f"Hostile names on the page of `tidegate {verb}`, in Chromium")
+@pytest.mark.fault(lambda verb: f"Hostile names on the page of `tidegate {verb}`")
 @pytest.mark.parametrize(
     "verb", [*list(PAGES)[:2], *(pytest.param(v, marks=pytest.mark.torture) for v in [*PAGES][2:])]
 )
@@ -109,4 +109,4 @@ def test_hostile_names_on_a_page_do_nothing(verb, chromium, tmp_path, report):
     assert opened.foreign_requests() == []
     opened.context.close()
     assert "\x1b" not in (tmp_path / "page" / "report.md").read_text()
-    report(tried=1, outcome="shown as they are: no dialog, no request, no script, nothing for the policy to stop")
+    report(tried=1, outcome="no dialog, no request, no script")

@@ -60,9 +60,7 @@ def test_a_disk_that_is_full_at_a_write_is_named_and_nothing_is_lost(
         ):
             comparison(out)
     assert comparison(out) == expected
-    report(
-        tried=1, outcome="the error names the file, what it needs and what is free; with room again, the same records"
-    )
+    report(tried=1, outcome="the error names the file and the space that it needs; with room again, the same records")
 
 
 @pytest.fixture
@@ -90,7 +88,7 @@ def test_a_small_disk_is_filled_and_given_room_again(small_disk, comparison, exp
     assert comparison(small_disk / "out") == expected
     report(
         tried=3,
-        outcome="refused each time, naming the file; with room again it went on to the same records",
+        outcome="an error each time, naming the file; with room again, the same records",
     )
 
 
@@ -103,7 +101,7 @@ def test_a_limit_on_the_size_of_files_is_an_error_and_no_silence(
     process.join()
     assert process.exitcode not in (0, None)
     assert comparison(tmp_path / "out") == expected
-    report(tried=1, outcome="the command failed; without the limit it went on to the same records")
+    report(tried=1, outcome="the command fails; without the limit, the same records")
 
 
 @pytest.mark.fault(lambda moment: f"The folder of a comparison vanishes when {MOMENTS[moment]}")
@@ -123,7 +121,7 @@ def test_a_folder_that_vanishes_is_named_and_no_record_is_lost_in_silence(
         comparison(out, on_event=remove)
     assert removed
     assert comparison(out) == expected
-    report(tried=1, outcome="the error names the folder; the same command does it anew, to the same records")
+    report(tried=1, outcome="the error names the folder; the same command gives the same records")
 
 
 class Jumping(datetime):
@@ -143,7 +141,7 @@ def test_a_clock_that_jumps_changes_no_number(comparison, expected, tmp_path, mo
     monkeypatch.setattr(train.time, "time", lambda: rng.uniform(0, 4e9))
     assert comparison(tmp_path / "out") == expected
     assert Jumping.now(UTC) != Jumping.now(UTC)
-    report(tried=1, outcome="records equal but for the moment that they name")
+    report(tried=1, outcome="the same records, times aside")
 
 
 @pytest.mark.fault("Two commands on one folder")
@@ -159,7 +157,7 @@ def test_a_second_command_on_a_folder_is_refused_and_harms_nothing(comparison, e
     records = comparison(out, on_event=disturb)
     assert refused
     assert records == expected
-    report(tried=1, outcome="the second is refused; the first is unharmed")
+    report(tried=1, outcome="the second is rejected; the first is unharmed")
 
 
 @pytest.mark.fault("Data that change between driver and worker")

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import faults
-import pytest
 
 TABLE = "| fault | tried | what happened |\n|---|--:|---|\n| old | 1 | fine |"
 PAGE = f"before\n{faults.BEGIN}\n{TABLE}\n{faults.END}\nafter\n"
@@ -25,19 +24,6 @@ def test_a_table_is_written_between_its_marks_and_read_again():
 def test_a_fault_that_could_not_be_tried_keeps_its_row_if_it_has_one():
     untried = [faults.Outcome(fault, 0, "Skipped: no Chromium") for fault in ("old", "never tried")]
     assert faults.with_table(PAGE, untried) == PAGE
-
-
-def test_outcomes_go_through_a_file(tmp_path):
-    outcomes = [faults.Outcome("a", 1, "fine"), faults.Outcome("b", 2, "fine")]
-    for outcome in outcomes:
-        faults.note(tmp_path / "lines", outcome)
-    assert faults.read(tmp_path / "lines") == outcomes
-
-
-@pytest.mark.fault(lambda number: f"fault {number}")
-@pytest.mark.parametrize("number", [7])
-def test_a_test_names_its_fault_by_its_parameters(request, number):
-    assert faults.fault_of(request.node) == "fault 7"
 
 
 TESTS = """

@@ -8,22 +8,24 @@ second time that a process comes to the point, it is killed. Processes that it s
 import errno
 import io
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
 
 VARIABLE = "TIDEGATE_FAULT"
 POINTS = {
-    "record:before-write": "a line of records.jsonl is about to be written",
-    "record:half-written": "half of a line of records.jsonl is in the file",
-    "record:written": "a line of records.jsonl is on the disk; `append` has not returned",
-    "checkpoint:before-move": "a new checkpoint is whole beside its place; the others are as they were",
-    "checkpoint:after-previous": "the old checkpoint is the previous one; the new one is not in its place yet",
-    "checkpoint:moved": "a new checkpoint is in its place",
-    "model:before-move": "a model's file is whole beside its place",
-    "gates:before-move": "gates.safetensors is whole beside its place",
-    "gates:between": "gates.safetensors is in its place, gates.json is still that of before",
-    "file:before-move": "any other file is whole beside its place: a page, the record of a study, gates.json",
+    "record:before-write": "a record is about to be written",
+    "record:half-written": "half of a record is written",
+    "record:written": "a record is on disk",
+    "checkpoint:half-written": "half of a checkpoint is written",
+    "checkpoint:before-move": "a checkpoint is written but not in place",
+    "checkpoint:after-previous": "the last checkpoint was moved to the previous one",
+    "checkpoint:moved": "a checkpoint is in place",
+    "model:before-move": "a model is written but not in place",
+    "gates:before-move": "gates.safetensors is written but not in place",
+    "gates:between": "gates.safetensors is in place, gates.json is not",
+    "file:before-move": "any other file is written but not in place",
 }
 """What is on the disk at each point."""
 ACTIONS = ("kill", "full")
@@ -37,7 +39,8 @@ _KINDS = {
     b'"format":"tidegate"': "model",
 }
 _MOVED = {"checkpoint": "checkpoint:moved", "gates": "gates:between"}
-_fsync, _replace, _open = os.fsync, os.replace, io.open
+_NEW_CHECKPOINT = re.compile(r"[0-9a-f]{16}\.safetensors\.[0-9a-f]{16}\.partial")
+_fsync, _replace, _open, _open_file = os.fsync, os.replace, io.open, os.open
 
 
 def ask_for(monkeypatch, point, count=1, action="full"):
@@ -48,6 +51,7 @@ def ask_for(monkeypatch, point, count=1, action="full"):
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(io, "open", open_in_halves)
+    monkeypatch.setattr(os, "open", open_file)
 
 
 def environment(point, count=1, action="kill"):
@@ -59,7 +63,7 @@ def environment(point, count=1, action="kill"):
 def install():
     """Wrap the calls of this process, if the environment asks for a fault."""
     if VARIABLE in os.environ:
-        os.fsync, os.replace, io.open = fsync, replace, open_in_halves
+        os.fsync, os.replace, io.open, os.open = fsync, replace, open_in_halves, open_file
 
 
 def reach(name):
@@ -95,6 +99,16 @@ def replace(source, target, **options):
         reach("checkpoint:after-previous")
     elif kind in _MOVED:
         reach(_MOVED[kind])
+
+
+def open_file(path, *arguments, **options):
+    """As `os.open`; before a new checkpoint begins, half of it is where safetensors would write it."""
+    if isinstance(path, Path) and _NEW_CHECKPOINT.fullmatch(path.name):
+        temporary = path.with_name(".tmpaB3dE5")
+        temporary.write_bytes(b"half of a checkpoint")
+        reach("checkpoint:half-written")
+        temporary.unlink()
+    return _open_file(path, *arguments, **options)
 
 
 def _kind(path):

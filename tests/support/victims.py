@@ -156,11 +156,11 @@ def _request(folder, num_seeds, steps):
     return request_of(text_of(folder), num_seeds=num_seeds, budget=steps * 4 * LENGTH)
 
 
-def small_study(folder):
+def small_study(_folder, out):
     """The record of a study in miniature."""
     study = STUDIES["depth"]
     options = replace(study.options, gates=("none", "g1"), depths=(1, 2), num_seeds=2, num_planes=2)
-    save_record(record_of(study, study.run(options)), folder / "depth.json")
+    save_record(record_of(study, study.run(options)), out / "depth.json")
 
 
 def small_training(folder, out):
