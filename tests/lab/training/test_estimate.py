@@ -21,12 +21,11 @@ def task(tmp_path_factory):
 
 def test_it_counts_parameters_tokens_and_operations(task):
     run = run_of(task, gate="g1")
-    found, model = estimate_run(run, measure=False), build_model(run.model)
+    found, model = estimate_run(run), build_model(run.model)
     assert found.num_parameters == model.num_parameters()
     assert found.num_gate_parameters == 2 * 16 * 16
     assert (found.steps, found.tokens) == (STEPS, STEPS * 4 * LENGTH)
     assert found.flops == training_flops(model) * found.tokens
-    assert (found.hours, found.flops_per_second) == (None, None)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -37,7 +36,7 @@ def test_the_memory_of_weights_is_what_weights_gradients_and_state_take(task, op
     train_step(model, made, task.load().batch(seed=0, step=0, size=4), run, 0)
     moments = [value for state in made.state.values() for value in state.values() if value.ndim]
     taken = sum(tensor.nbytes for tensor in (*model.parameters(), *(w.grad for w in model.parameters()), *moments))
-    assert estimate_run(run, measure=False).weight_bytes == taken
+    assert estimate_run(run).weight_bytes == taken
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}])
@@ -55,14 +54,14 @@ def test_the_memory_of_a_batch_is_what_its_graph_keeps_and_its_logits(task, opti
         part = next(loss_parts(model, task.load().batch(seed=0, step=0, size=4), run.training))
     size = sum(storage.nbytes() for place, storage in kept.items() if place not in own)
     logits = 4 // run.training.accumulate * LENGTH * 256 * 4
-    assert estimate_run(run, measure=False).activation_bytes == pytest.approx(size + logits, rel=0.03)
+    assert estimate_run(run).activation_bytes == pytest.approx(size + logits, rel=0.03)
     del part
 
 
 def test_blocks_that_are_computed_again_keep_their_input_alone(task):
     deep = model_of("g1", num_layers=12, d_model=32)
-    plain = estimate_run(run_of(task, model=deep), measure=False)
-    again = estimate_run(run_of(task, model=replace(deep, checkpoint_blocks=True)), measure=False)
+    plain = estimate_run(run_of(task, model=deep))
+    again = estimate_run(run_of(task, model=replace(deep, checkpoint_blocks=True)))
     assert again.activation_bytes < plain.activation_bytes / 3
     assert again.flops == plain.flops
 
@@ -75,12 +74,12 @@ def test_the_time_is_measured_where_there_is_memory_for_a_step(task, monkeypatch
     assert measured.flops_per_second == pytest.approx(measured.flops / STEPS / measured.step_seconds)
     monkeypatch.setattr(estimate, "available_bytes", lambda device: 1000)
     refused = estimate_run(run)
-    assert refused.step_seconds is None
+    assert (refused.step_seconds, refused.hours, refused.flops_per_second) == (None, None, None)
     assert refused.why_not_measured.endswith("0.0 GiB are free here")
 
 
 def test_the_hours_elsewhere_follow_from_the_rate(task):
-    found = estimate_run(run_of(task), measure=False)
+    found = estimate_run(run_of(task))
     assert found.hours_at(4e14, 0.4) == pytest.approx(found.flops / 1.6e14 / 3600)
     for flops, mfu, field in [(0, 0.4, "flops"), (math.nan, 0.4, "flops"), (1e12, 1.5, "mfu")]:
         with rejects(field):

@@ -119,10 +119,6 @@ class TestEveryExecutor:
             patch.setattr(processes, "_WorkerPool", make_pool)
             return list(executor.execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told, folder
 
-    def test_of_the_runs_on_their_own_each_ends_in_its_way(self, alone):
-        assert {record.run.variant: record.status for record in alone} == STATUSES
-        assert alone[-1].error.startswith("Traceback")
-
     def test_serially_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
         records, told = done(SerialExecutor(), runs, tmp_path / "checkpoints")
         assert [record.id for record in records] == [run.id for run in runs]
@@ -485,8 +481,3 @@ def test_the_end_by_a_kill_says_whether_memory_was_short(counts, words, tmp_path
 def test_retries_that_are_no_number_of_times_are_refused(retries):
     with rejects("retries"):
         make_executor("processes", retries=retries)
-
-
-@pytest.mark.parametrize("name", ["serial", "processes"])
-def test_every_executor_takes_the_retries(name):
-    assert getattr(make_executor(name, retries=5), "retries", 5) == 5

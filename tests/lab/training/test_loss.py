@@ -7,7 +7,6 @@ from errors import rejects
 from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless
 from torch import nn
 
-from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.model import build_model, loss_parts
 from tidegate.lab.training.run import Training
@@ -121,12 +120,6 @@ def test_compiled_blocks_give_the_losses_of_plain_ones(task, monkeypatch, backen
     assert [point.loss for point in compiled.curve] == pytest.approx([point.loss for point in plain.curve], rel=1e-5)
     # Observing watches calls that a compiled block would not make.
     assert compiled.observations[-1].entropy[0] == pytest.approx(plain.observations[-1].entropy[0], rel=1e-4)
-
-
-def test_recall_runs_in_half_precision_too():
-    run = run_of(RecallTask(num_pairs=2), model=model_of("bma", vocab_size=128), precision="bf16", num_evaluations=1)
-    record = executed(run)
-    assert record.status == "finished", record.error
 
 
 def test_the_number_of_threads_is_the_callers_choice_if_there_is_one(task):

@@ -3,12 +3,10 @@ import torch
 from closeness import assert_close
 from lab_runs import LENGTH, model_of
 
-from tidegate._json import decode
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.observe import GateValues, map_products, map_ranks, observe_probe
-from tidegate.lab.training.records import ObservationSummary
 from tidegate.torch.observing.modules import follow_modules
 from tidegate.torch.observing.sums import effective_rank
 
@@ -49,10 +47,6 @@ class TestTheProducts:
         products = map_products(value, output)
         assert products.shape == (D, D)
         assert_close(effective_rank(products), rank_by_svd([value @ output]), what="finite difference")
-
-    def test_of_equal_orthogonal_directions_have_the_width_of_the_head(self):
-        value, output = (torch.linalg.qr(numbers(M, D, seed=seed)).Q for seed in (0, 1))
-        assert_close(effective_rank(map_products(value, output.mT)), float(D), what="finite difference")
 
     def test_of_one_direction_get_more_of_them_from_a_gate_and_never_more_than_the_width(self):
         value, output = numbers(M, D, seed=0), torch.outer(torch.ones(D), torch.ones(M)).double()
@@ -160,25 +154,7 @@ def test_what_adds_or_replaces_on_the_way_leaves_no_map(gate):
     assert ranks_of(restless(config), example(config)) is None
 
 
-def test_what_adds_to_queries_is_not_on_the_way():
-    config = model_of("query:input:add")
-    assert ranks_of(restless(config), example(config)) is not None
-
-
 def test_a_run_that_observes_its_probe_has_the_ranks_on_record():
     config = model_of("g1+g2")
     model, batch = restless(config), example(config)
     assert observe_probe(model, batch, tokens=0).map_rank == ranks_of(model, batch)
-
-
-def test_a_record_of_before_has_no_rank_and_is_read():
-    older = {
-        "tokens": 1,
-        "entropy": [[0.5]],
-        "sink_mass": [[0.5]],
-        "sink_impact": [[0.5]],
-        "gates": {},
-        "largest_activation": [1.0],
-        "effective_rank": [1.0],
-    }
-    assert decode(ObservationSummary, older).map_rank is None

@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from tidegate.config import VisionConfig
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.model import batch_loss, build_model, evaluate
 from tidegate.lab.training.observe import loss_by_position, observe_probe, summarise_observation
-from tidegate.torch.observing import CLOSED_BELOW, observe
+from tidegate.torch.observing import observe
 
 GATES = ["none", "g1", "bma", "g1-head+g5", "vga+bma-query"]
 VISION = {"d_model": 16, "num_layers": 2, "num_heads": 2, "image_size": 8, "patch_size": 4, "channels": 1}
@@ -40,83 +39,6 @@ def configurations(gate):
 
 
 CASES = [config for gate in GATES for config in configurations(gate)]
-
-
-def traced(model, batch):
-    model.eval()
-    with torch.no_grad():
-        _, traces = model.trace(batch.inputs)
-    model.train()
-    return traces
-
-
-@cache
-def observed(config):
-    """What is seen of a model on an example, and its traces."""
-    model, batch = restless(config), example(config)
-    return observe_probe(model, batch, tokens=0), traced(model, batch)
-
-
-def plain_weights(trace):
-    """The attention matrix (B, H, T, S), by a softmax over all scores."""
-    heads = trace.query.shape[1] // trace.key.shape[1]
-    scores = trace.scale * trace.query.double() @ trace.key.double().repeat_interleave(heads, dim=1).mT
-    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)
-    if trace.causal:
-        allowed = allowed.tril()
-    if trace.mask is not None:
-        allowed = allowed & (trace.mask if trace.mask.dtype == torch.bool else trace.mask == 0)
-    return scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
-
-
-def by_head(values, config):
-    return values[:, :, 1 if config.causal else 0 :].mean(dim=(0, 2))
-
-
-@pytest.mark.parametrize("config", CASES, ids=lambda config: f"{type(config).__name__}-{config.gate}")
-class TestAttention:
-    def test_entropy_is_that_of_the_plain_weights(self, config):
-        seen, traces = observed(config)
-        expected = [by_head(torch.special.entr(plain_weights(trace)).sum(-1), config) for trace in traces]
-        assert_close(torch.tensor(seen.entropy), torch.stack(expected))
-
-    def test_sink_mass_is_the_plain_weight_of_the_first_position(self, config):
-        seen, traces = observed(config)
-        expected = [by_head(plain_weights(trace)[..., 0], config) for trace in traces]
-        assert_close(torch.tensor(seen.sink_mass), torch.stack(expected))
-
-    def test_sink_impact_is_its_share_of_the_weighted_value_norms(self, config):
-        seen, traces = observed(config)
-        expected = []
-        for trace in traces:
-            heads = trace.query.shape[1] // trace.value.shape[1]
-            norms = trace.value.double().norm(dim=-1).repeat_interleave(heads, dim=1)
-            parts = plain_weights(trace) * norms[:, :, None]
-            expected.append(by_head(parts[..., 0] / parts.sum(-1), config))
-        assert_close(torch.tensor(seen.sink_impact), torch.stack(expected))
-
-    def test_gates_are_seen_as_the_trace_has_them(self, config):
-        observation, traces = observed(config)
-        assert set(observation.gates) == set(traces[0].gates)
-        for site, seen in observation.gates.items():
-            values = [trace.gates[site] for trace in traces]
-            values = torch.stack([value.unsqueeze(2) if value.ndim == 3 else value for value in values])
-            assert_close(torch.tensor(seen["mean"]), values.mean(dim=(1, 2, 4)))
-            assert_close(torch.tensor(seen["below"]), (values < CLOSED_BELOW).float().mean(dim=(1, 2, 4)))
-            spread = values.flatten(1, 2).std(dim=1, correction=0).mean(dim=-1)
-            assert_close(torch.tensor(seen["spread"]), spread)
-
-
-def test_attention_to_all_keys_alike_has_the_entropy_of_their_number():
-    model = build_model(model_of("none"), seed=0)
-    with torch.no_grad():
-        for block in model.stack.blocks:
-            block.attention.q_proj.weight.zero_()
-    seen = observe_probe(model, example(model.config), tokens=5)
-    counts = torch.arange(2, LENGTH + 1, dtype=torch.float64)
-    assert_close(torch.tensor(seen.entropy), counts.log().mean().expand(2, 2), dtype="float32")
-    assert_close(torch.tensor(seen.sink_mass), (1 / counts).mean().expand(2, 2), dtype="float32")
-    assert seen.tokens == 5
 
 
 @pytest.mark.parametrize("config", [model_of("g1"), VisionConfig(gate="g1", **VISION)], ids=["decoder", "classifier"])
