@@ -134,9 +134,9 @@ def train(options: TrainOptions) -> None:
     """
     from tidegate.lab.training.estimate import require_rate
     from tidegate.lab.training.machine import require_device, use_threads
-    from tidegate.lab.training.parallel import joined_processes, num_processes_around, require_parallel
+    from tidegate.lab.training.parallel import joined_processes, require_parallel, world_size
 
-    around = num_processes_around()
+    around = world_size()
     num_processes = max(options.nproc, around)
     require_launch(nproc=options.nproc, parallel=options.parallel, max_restarts=options.max_restarts, num_around=around)
     require_rate(1.0 if options.flops is None else options.flops, options.mfu)

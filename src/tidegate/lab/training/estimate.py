@@ -1,4 +1,4 @@
-"""What a run would take, before it is begun: operations and memory by counting, time by a few steps of it."""
+"""Estimate a run before it starts: FLOPs and memory by counting, time from a few steps."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from tidegate.torch.gate import gate_parameters
 
 _FLOAT_BYTES = 4
 _TIMED_TOKENS = 2048
-"""Of a timed step, about: enough to keep a processor busy."""
+"""Approximate size of a timed step: enough to keep a processor busy."""
 _TIMED_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a run takes."""
+    """The cost of a run."""
 
     num_parameters: int
     num_gate_parameters: int
     num_hidden_parameters: int
-    """In matrices between hidden features, which tensor parallelism shares out."""
+    """In matrices between hidden features, which tensor parallelism shards."""
     steps: int
     tokens: int
     flops: float
-    """Multiplications and additions of the training; what is computed again to save memory is not counted."""
+    """FLOPs of the training, without recomputation that saves memory."""
     weight_bytes: int
-    """Weights, their gradients and the optimiser's state, in one process."""
+    """Weights, gradients and optimizer state, in one process."""
     activation_bytes: int
-    """What the forward pass of one part of a batch keeps for the backward pass."""
+    """What the forward pass of one micro-batch keeps for the backward pass."""
     step_seconds: float | None
-    """Of one update where this was measured; None if it was not."""
+    """Of one update; None if it was not measured."""
     why_not_measured: str = ""
     """Why there is no time; empty if there is."""
 
     @property
     def bytes(self) -> int:
-        """All memory that is counted."""
+        """All counted memory."""
         return self.weight_bytes + self.activation_bytes
 
     def bytes_in_each(self, parallel: Parallel, num_processes: int) -> int:
-        """Memory that is counted in one of several processes; what they exchange comes on top."""
+        """Return the counted memory per process, without communication buffers."""
         shared = {"ddp": 0.0, "fsdp": 1.0, "tp": self.num_hidden_parameters / self.num_parameters}[parallel]
         weights = self.weight_bytes * (1 - shared + shared / num_processes)
         rows = 1 if parallel == "tp" else num_processes
@@ -67,42 +67,40 @@ class Estimate:
 
     @property
     def hours(self) -> float | None:
-        """Of the whole run where a step was measured."""
+        """Hours of the whole run; None if no step was measured."""
         return None if self.step_seconds is None else self.steps * self.step_seconds / 3600
 
     @property
     def flops_per_second(self) -> float | None:
-        """Operations of the training over the seconds that they take where a step was measured."""
+        """FLOP/s of the training; None if no step was measured."""
         return None if self.step_seconds is None else self.flops / self.steps / self.step_seconds
 
     def hours_at(self, flops: float, mfu: float) -> float:
-        """Of the whole run on hardware of a peak rate, of which a share is reached; see `training_hours`."""
+        """Return the hours of the whole run on other hardware; see `training_hours`."""
         return training_hours(self.flops, flops=flops, mfu=mfu)
 
 
 def training_hours(operations: float, *, flops: float, mfu: float) -> float:
-    """The hours that operations take on hardware of a peak rate, of which a share is reached.
+    """Return the hours that a number of operations takes on other hardware.
 
-    flops : operations a second that the hardware can do
-    mfu   : the share of them that training reaches, above 0 and at most 1
+    Args:
+        operations: Number of operations.
+        flops: Peak FLOP/s of the hardware.
+        mfu: The share of it that training reaches, above 0 and at most 1.
     """
     require_rate(flops, mfu)
     return operations / (flops * mfu) / 3600
 
 
 def require_rate(flops: float, mfu: float) -> None:
-    """Raise InputError for a rate, or a share of it, at which nothing would ever be done."""
+    """Raise InputError unless peak FLOP/s and utilization are positive."""
     require_positive("flops", flops)
     if not 0 < mfu <= 1:
         raise InputError("mfu", expected="in (0, 1]", got=mfu)
 
 
-def estimate_run(run: Run, *, measure: bool = True) -> Estimate:
-    """Count what a run takes, and time a few updates of it where the memory is enough for them.
-
-    run     : of a language model
-    measure : whether to take the time
-    """
+def estimate_run(run: Run) -> Estimate:
+    """Count the cost of a run of a language model, and time a few updates if memory allows."""
     assert isinstance(run.model, TransformerConfig)
     with torch.device("meta"):
         model = build_model(run.model)
@@ -119,8 +117,6 @@ def estimate_run(run: Run, *, measure: bool = True) -> Estimate:
         activation_bytes=_activation_bytes(run.model, run.training, run.task.length),
         step_seconds=None,
     )
-    if not measure:
-        return replace(counted, why_not_measured="it was not asked for")
     free = available_bytes(run.training.device)
     rows = _timed_rows(run)
     needed = counted.weight_bytes + counted.activation_bytes * rows * run.training.accumulate // run.training.batch_size
@@ -131,15 +127,15 @@ def estimate_run(run: Run, *, measure: bool = True) -> Estimate:
 
 
 def _weight_bytes(num_parameters: int, num_hidden: int, training: Training) -> int:
-    """Weights, gradients, and one or two moments of each, in float32."""
+    """Return the bytes of weights, gradients, and one or two moments of each, in float32."""
     num_moments = 2 * num_parameters - (num_hidden if training.optimizer == "muon" else 0)
     return _FLOAT_BYTES * (2 * num_parameters + num_moments)
 
 
 def _activation_bytes(config: TransformerConfig, training: Training, length: int) -> int:
-    """Count what is kept for the gradients of one part of a batch.
+    """Return the bytes kept for the gradients of one micro-batch.
 
-    It grows by one number for each block, each sequence and each pair of them, which small models tell.
+    They are bilinear in the numbers of blocks and sequences, so that four small models determine them.
     """
     rows, blocks = training.batch_size // training.accumulate, config.num_layers
     width = config.d_ff[0] if isinstance(config.d_ff, tuple) else config.d_ff
@@ -159,9 +155,12 @@ def _activation_bytes(config: TransformerConfig, training: Training, length: int
 
 
 def _kept_bytes(config: TransformerConfig, training: Training, size: tuple[int, int]) -> int:
-    """Bytes that the forward pass of some sequences keeps for the backward pass, the weights left out.
+    """Return the bytes that a forward pass keeps for the backward pass, without weights.
 
-    size : number and length of the sequences
+    Args:
+        config: The model.
+        training: Its precision.
+        size: Number and length of the sequences.
     """
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -169,7 +168,7 @@ def _kept_bytes(config: TransformerConfig, training: Training, size: tuple[int, 
         kept[id(tensor.untyped_storage())] = tensor.untyped_storage()
         return tensor
 
-    # Tensors without content take the ways of those with it; on the device "meta" attention takes another.
+    # Fake tensors take the same kernels as real ones; on the device "meta" attention takes another.
     with FakeTensorMode():
         model = build_model(config)
         own = {id(weight.untyped_storage()) for weight in model.parameters()}
@@ -187,7 +186,7 @@ def _timed_rows(run: Run) -> int:
 
 
 def _step_seconds(run: Run, rows: int) -> float:
-    """Time gradients of a few rows and updates, and add up what one update of the run takes."""
+    """Time gradients of a few rows and updates; return the time of one update of the run."""
     device = torch.device(run.training.device)
     model = build_model(run.model, seed=run.seed).to(device)
     compile_blocks(model, run.training)
@@ -205,7 +204,7 @@ def _step_seconds(run: Run, rows: int) -> float:
         updates.append(_now(device) - middle)
         optimizer.zero_grad()
         gradients.append(middle - start)
-    # The first compiles, and makes the optimiser's state.
+    # The first one compiles, and makes the optimizer's state.
     return min(gradients[1:]) * run.training.batch_size / rows + min(updates[1:])
 
 

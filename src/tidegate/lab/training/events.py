@@ -1,4 +1,4 @@
-"""What the lab says while it works; only the command line draws it."""
+"""Events that the lab emits while it works; only the command line draws them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ _Item = TypeVar("_Item")
 
 
 class Interrupted(Exception):  # noqa: N818, nothing went wrong
-    """A run was asked to stop, and saved what it needs to go on."""
+    """A run was asked to stop, and saved a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A part of the work begins."""
+    """A part of the work starts."""
 
     name: str
     num_runs: int
-    """Runs that are still to be done in it."""
+    """Runs that are still to be executed in it."""
     num_done: int = 0
-    """Runs that were there already."""
+    """Runs that are on record already."""
     num_later: int = 0
     """Runs of the parts after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     run: str
     variant: str
@@ -47,19 +47,19 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Something to know: what is about to be done, or that a run goes on from an older checkpoint."""
+    """A message: what is about to be done, or that a run resumes from an older checkpoint."""
 
     text: str
     """One or more sentences."""
     run: str = ""
     variant: str = ""
     seed: int = 0
-    """The run that it happened to; run and variant are empty if it was none."""
+    """The run that it is about; run and variant are empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A run is over."""
+    """A run has ended."""
 
     run: str
     variant: str
@@ -71,23 +71,23 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartsDone:
-    """Some work has come so far; 0 parts are done when it begins."""
+    """The progress of other work; 0 parts are done when it starts."""
 
     work: str
-    """Names the work, such as "observing"."""
+    """The name of the work, such as "observing"."""
     done: int
     total: int
     unit: str = "part"
-    """What is counted, in the singular, such as "sequence"."""
+    """The unit in the singular, such as "sequence"."""
     item: str = ""
-    """The part that was just done, in words; empty if its number says it all."""
+    """The part that was just done, in words; may be empty."""
 
 
 RunEvent: TypeAlias = Progress | Notice
-"""What a run says while it is under way."""
+"""What a run reports while it trains."""
 Event: TypeAlias = Phase | RunEvent | Ended | PartsDone
 Tell: TypeAlias = Callable[[Event], None]
-"""Receives every event."""
+"""A callback for every event."""
 
 
 def ignore(_event: Event) -> None:
@@ -97,9 +97,14 @@ def ignore(_event: Event) -> None:
 def report_parts(
     items: Sequence[_Item], tell: Tell, *, work: str, describe: Callable[[_Item], str] = str, unit: str = "part"
 ) -> Iterator[_Item]:
-    """Yield the items one after another; report the beginning, and each item as done when the next is asked for.
+    """Yield the items, and report the start and each item as done when the next is requested.
 
-    describe : gives the words for an item
+    Args:
+        items: The parts of the work.
+        tell: The callback for events.
+        work: The name of the work.
+        describe: Returns the words for an item.
+        unit: The unit of the items, in the singular.
     """
     for number, item in enumerate(items):
         if number == 0:

@@ -1,4 +1,4 @@
-"""The training loop of all that is trained here: runs and studies."""
+"""The training loop of runs and studies."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 Schedule: TypeAlias = Callable[[int], float]
-"""Gives, for the number of a step from 0 on, the share of every learning rate at which it is made."""
+"""Returns the share of every learning rate for a step, counted from 0."""
 
 _Batch = TypeVar("_Batch")
 
 
 class StepFigures(NamedTuple):
-    """What one step of training shows."""
+    """The metrics of one training step."""
 
     loss: float
-    """Before the step."""
+    """Of the batch, before the update."""
     norm: float
-    """Of the whole gradient, before it is clipped."""
+    """Of the whole gradient, before clipping."""
     gate_norm: float
-    """Of the gates' part of it; 0 without gates."""
+    """Of the gradient of the gates; 0 without gates."""
 
 
 def take_step(
@@ -39,13 +39,15 @@ def take_step(
 ) -> StepFigures:
     """Make one update.
 
-    losses     : parts that add up to the loss, each made when it is asked for, as a generator does: what a part keeps
-                 for its gradient is freed before the next is made
-    share      : of the learning rates that the optimiser's groups were made with
-    clip       : greatest norm of the gradient; None leaves the gradient as it is
-    parameters : all that learn
-    gates      : those of them whose gradient's norm is also wanted alone
-    mean       : makes the loss of all processes from that of this one
+    Args:
+        losses: Parts that add up to the loss, made one by one, as by a generator: the memory that a part keeps for its
+            gradient is freed before the next is made.
+        optimizer: The optimizer.
+        share: Share of the learning rates that the optimizer's groups were made with.
+        clip: Maximum norm of the gradient; None does not clip.
+        parameters: All trained parameters.
+        gates: Those of them whose gradient norm is also returned.
+        mean: Averages the loss over all processes.
     """
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
@@ -60,7 +62,7 @@ def take_step(
 
 
 def _add_gradients(losses: Iterable[Tensor]) -> Tensor:
-    """Add up the gradients of all parts; return the sum of the parts."""
+    """Accumulate the gradients of all parts; return the sum of the parts."""
     parts: list[Tensor] = []
     for loss in losses:
         loss.backward()
@@ -88,14 +90,14 @@ def train(
 
 
 NUM_BEFORE_SPIKE = 64
-"""Steps whose losses say what is usual."""
+"""Number of preceding steps that a spike is compared with."""
 
 
 def is_spike(loss: float, before: Sequence[float]) -> bool:
-    """Whether the loss of a step lies five deviations above the median of the steps right before it.
+    """Return whether a loss lies five standard deviations above the median of the preceding steps.
 
-    The deviation is taken from the median distance to the median, so that one spike does not hide the next. With fewer
-    than `NUM_BEFORE_SPIKE` steps before it, none is called a spike.
+    The standard deviation is estimated from the median absolute deviation, so that one spike does not hide the next.
+    With fewer than `NUM_BEFORE_SPIKE` preceding steps there is no spike.
     """
     if len(before) < NUM_BEFORE_SPIKE:
         return False
@@ -105,9 +107,9 @@ def is_spike(loss: float, before: Sequence[float]) -> bool:
 
 
 _NORMAL_DEVIATION = 1.4826
-"""Of normal numbers, the standard deviation over the median distance to the median."""
+"""The standard deviation of a normal distribution over its median absolute deviation."""
 
 
 def warmup_and_linear_decay(num_steps: int, *, warmup: int = 20) -> Schedule:
-    """Rise over the first steps, and fall from the first to the last along a straight line to 0."""
+    """Return a schedule that rises linearly over the warm-up and decays linearly to 0."""
     return lambda step: min(1.0, (step + 1) / warmup) * (1 - step / num_steps)

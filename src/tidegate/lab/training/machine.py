@@ -1,4 +1,4 @@
-"""What is asked of the machine that trains: its versions and processor, its device, and its memory."""
+"""The machine that trains: versions and processor, device, memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tidegate._validation import InputError
 
 _PACKAGES = ("tidegate", "torch", "numpy", "scipy")
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-"""The names that glibc's mallopt gives to its options."""
+"""Options of glibc's mallopt."""
 _KEPT_BYTES = 2**30
 _VMSTAT = Path("/proc/vmstat")
 _LONG_PRODUCT = 0.05
-"""Seconds after which no larger product is timed."""
+"""Seconds; after a slower product no larger one is timed."""
 
 
 def environment() -> dict[str, str]:
@@ -37,13 +37,13 @@ def environment() -> dict[str, str]:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use, or how many there are where the system does not say."""
+    """Return the number of cores that this process may use, or of all cores if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def _source() -> str:
-    """Hash this package's own code: a version alone does not tell two states of a working copy apart."""
+    """Return a hash of this package's code, which distinguishes states of a working copy of one version."""
     root = Path(__file__).parents[2]
     content = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
@@ -75,7 +75,7 @@ def _kernel_count(file: Path, name: str) -> int | None:
 
 
 def require_device(name: str) -> None:
-    """Raise InputError for a device that PyTorch does not know, or that this machine does not have."""
+    """Raise InputError for a device that PyTorch cannot use on this machine."""
     import torch
 
     try:
@@ -87,7 +87,7 @@ def require_device(name: str) -> None:
 
 
 def available_bytes(device: str) -> int | None:
-    """Memory that is free on a device; None if the system does not tell."""
+    """Return the free memory of a device; None if the system does not tell."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -97,11 +97,9 @@ def available_bytes(device: str) -> int | None:
 
 
 def matrix_flops(device: str, *, half: bool) -> float:
-    """Measure operations a second of products of square matrices: what training can reach on this device at most.
+    """Return the measured peak FLOP/s of matrix products on a device, in bfloat16 if `half`, else in float32.
 
-    They grow until one takes a while: some processors have no units for half precision, and take long.
-
-    half : in bfloat16 instead of float32
+    The matrices grow until a product is slow: some processors have no units for half precision.
     """
     import torch
 
@@ -111,7 +109,7 @@ def matrix_flops(device: str, *, half: bool) -> float:
         seconds: list[float] = []
         for _ in range(3):
             start = time.perf_counter()
-            # It waits for the device.
+            # `item` waits for the device.
             (factor @ factor)[0, 0].item()
             seconds.append(time.perf_counter() - start)
         best = max(best, 2 * size**3 / min(seconds))
@@ -123,8 +121,8 @@ def matrix_flops(device: str, *, half: bool) -> float:
 def keep_freed_memory() -> None:
     """Make this process keep up to a gibibyte of freed memory; without glibc, do nothing.
 
-    A training step frees and allocates the same megabytes again and again. By default they go back to the system, and
-    each page comes anew, zeroed: about a fifth of a small model's step.
+    A training step frees and allocates the same megabytes again and again. By default they go back to the system, which
+    zeroes each page again: about a fifth of a small model's step.
     """
     if sys.platform != "linux" or not hasattr(library := ctypes.CDLL(None), "mallopt"):
         return

@@ -1,4 +1,4 @@
-"""What is measured on trained models, as plain data: curvature of their layers, gauge of their heads."""
+"""Measurements of trained models as plain data: curvature of their layers, gauge of their heads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tidegate._validation import require_sizes
 
 Part: TypeAlias = Literal["attention", "block"]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""By which a distribution of curvature is recorded."""
+"""Quantiles by which a distribution of curvature is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Where the curvature of a model is measured."""
+    """The points at which the curvature of a model is measured."""
 
     part: Part = "attention"
-    """The attention alone, from its own input to its own output, or the whole block."""
+    """Only the attention, from its input to its output, or the whole block."""
     num_positions: int = 4
-    """Of each sequence, evenly spread; the first, which sees itself alone, is left out."""
+    """Per sequence, evenly spread, without the first, which sees only itself."""
     num_planes: int = 16
     """At each position."""
     seed: int = 0
@@ -55,12 +55,12 @@ class ModelCurvature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerGauge:
-    """Which mixtures of each head's channels no output of a layer shows: `tidegate.experts.ChannelGauge` as JSON."""
+    """The channel mixtures of each head that leave a layer's output unchanged: a `ChannelGauge` as JSON."""
 
     layer: str
     free: tuple[int, ...]
     """For each key/value head."""
     predicted: int | None
-    """The theory's number for every head; None where it is silent."""
+    """The number that theory predicts for every head; None where it predicts none."""
     singular_values: tuple[tuple[float, ...], ...]
-    """For each key/value head, falling: how firmly the data hold each mixture."""
+    """For each key/value head, in descending order: how strongly the data determine each mixture."""

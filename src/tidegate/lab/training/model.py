@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from tidegate.lab.training.parallel import Processes
 
 _LOGIT_BYTES = 1 << 28
-"""As much as the logits of one forward pass without gradients may take."""
+"""Maximum size of the logits of one forward pass without gradients."""
 _FLOAT_BYTES = 4
 
 
 class Evaluation(NamedTuple):
-    """Means over the targets of some batches."""
+    """Means over the targets of batches."""
 
     loss: float
     """Nats; may be infinite or nan."""
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
 
 
 def build_model(config: ModelConfig, *, seed: int | None = None) -> Model:
-    """The model of a configuration; with a seed, variants share every weight that they have in common."""
+    """Return the model of a configuration; with equal seeds, variants share the values of common weights."""
     model = TransformerLM(config) if isinstance(config, TransformerConfig) else VisionTransformer(config)
     if seed is not None:
         model.reset_parameters(seed=seed)
@@ -47,12 +47,12 @@ def build_model(config: ModelConfig, *, seed: int | None = None) -> Model:
 
 
 def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the targets, in nats."""
+    """Return the mean cross-entropy of the targets, in nats."""
     return _cross_entropy(model(batch.inputs), batch.targets)
 
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Sum of the targets' cross-entropies, in nats."""
+    """Return the summed cross-entropy of the targets, in nats."""
     return _cross_entropy(model(batch.inputs), batch.targets, reduction="sum")
 
 
@@ -63,10 +63,9 @@ def _cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> 
 
 
 def row_parts(model: Model, batch: Batch) -> Iterator[Batch]:
-    """The batch by rows, so that the logits of a part stay small, but for two rows that are larger alone.
+    """Split a batch by rows, so that the logits of a part stay small.
 
-    A batch that fits is one part: what comes of it does not depend on the limit. No part has a single row, unless it is
-    the only one: some gates read the next.
+    A batch that fits is one part. No part has a single row unless the batch does: some gates read the next row.
     """
     config = model.config
     num_outputs = config.vocab_size if isinstance(config, TransformerConfig) else config.num_classes
@@ -78,7 +77,7 @@ def row_parts(model: Model, batch: Batch) -> Iterator[Batch]:
 
 @torch.no_grad()
 def evaluate(model: Model, batches: Iterable[Batch]) -> Evaluation:
-    """Loss and accuracy over all targets, each counting the same."""
+    """Return loss and accuracy over all targets, with equal weights."""
     loss, correct, count = 0.0, 0, 0
     model.eval()
     for part in (part for batch in batches for part in row_parts(model, batch)):
@@ -93,23 +92,23 @@ def evaluate(model: Model, batches: Iterable[Batch]) -> Evaluation:
 
 
 def training_flops(model: Model) -> float:
-    """Multiplications and additions of a training step for each token, or for each image."""
+    """Return the FLOPs of a training step per token, or per image."""
     if isinstance(model, TransformerLM):
         return 3 * model.flops_per_token()
     return 3 * model.flops_per_token() * model.config.num_tokens
 
 
 def task_metrics(evaluation: Evaluation, data: TaskData) -> dict[str, float]:
-    """What a task reports besides the loss: bits per byte of text, accuracy of all else."""
+    """Return the metrics of a task besides the loss: bits per byte of text, accuracy otherwise."""
     if data.bytes_per_token is not None:
         return {"bits_per_byte": evaluation.loss / math.log(2) / data.bytes_per_token}
     return {"accuracy": evaluation.accuracy}
 
 
 def compile_blocks(model: Model, training: Training) -> None:
-    """Have the blocks compiled when they are first called, if the training asks for it.
+    """Compile the blocks at their first call, if the training asks for it.
 
-    All blocks are of one class, so that they share what is compiled. The model keeps its class and its names.
+    All blocks have one class, so they share the compiled code. The model keeps its class and its names.
     """
     if training.compile:
         for block in model.stack.blocks:
@@ -117,12 +116,12 @@ def compile_blocks(model: Model, training: Training) -> None:
 
 
 def without_compilation() -> AbstractContextManager[Any]:
-    """Run compiled blocks as they are written: where shapes change from call to call, or where calls are watched."""
+    """Run compiled blocks eagerly: where shapes change from call to call, or where calls are observed."""
     return torch.compiler.set_stance("force_eager")
 
 
 def in_precision(training: Training) -> AbstractContextManager[Any]:
-    """Run models in the precision of the training."""
+    """Return the autocast context of the training's precision."""
     if training.precision == "fp32":
         return nullcontext()
     return torch.autocast(torch.device(training.device).type, dtype=torch.bfloat16)
@@ -131,10 +130,10 @@ def in_precision(training: Training) -> AbstractContextManager[Any]:
 def loss_parts(
     model: nn.Module, batch: Batch, training: Training, processes: Processes | None = None
 ) -> Iterator[Tensor]:
-    """Make the parts of a batch's loss, one for each of its parts: they add up to the mean over all of its targets.
+    """Yield the losses of a batch's micro-batches, which add up to the mean over all of its targets.
 
-    A batch of one part has the loss of `batch_loss`. Of several processes each makes the loss of its own rows, whose
-    mean over the processes is that of the batch.
+    With one micro-batch this is `batch_loss`. Each of several processes yields the losses of its own rows, whose mean
+    over the processes is that of the batch.
     """
     if processes is not None:
         yield from _shared_loss_parts(model, batch, training, processes)
@@ -155,7 +154,7 @@ def _shared_loss_parts(model: nn.Module, batch: Batch, training: Training, proce
     num_targets = int((batch.targets != NO_TARGET).sum())
     for number, part in enumerate(split_rows(batch, training.accumulate), start=1):
         processes.exchange_gradients(number == training.accumulate)
-        # The backward pass, which comes while this waits, may compute blocks again.
+        # The backward pass, which runs while this waits, may recompute blocks.
         with local_weights(model):
             with in_precision(training):
                 loss = summed_loss(model, processes.own_rows(part))
@@ -163,12 +162,12 @@ def _shared_loss_parts(model: nn.Module, batch: Batch, training: Training, proce
 
 
 def split_rows(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    """Cut a batch by rows into parts of one size."""
+    """Split a batch by rows into parts of equal size."""
     return map(Batch, batch.inputs.tensor_split(num_parts), batch.targets.tensor_split(num_parts))
 
 
 def require_independent_rows(config: ModelConfig, training: Training) -> None:
-    """Raise InputError for parts in which a gate that reads the next sequence would find another than in the batch."""
+    """Raise InputError for micro-batches with a gate that reads the next sequence of the whole batch."""
     if training.accumulate > 1 and config.gates.read_other_sequences:
         expected = f"1 with the gate {config.gate}, which reads the next sequence of a batch"
         raise InputError("accumulate", expected=expected, got=training.accumulate)

@@ -1,4 +1,4 @@
-"""The optimiser of a run: which parameters are updated how."""
+"""The optimizer of a run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OptimizerState: TypeAlias = dict[Tensor, dict[str, Tensor]]
 
 
 def make_optimizer(model: nn.Module, run: Run) -> torch.optim.Optimizer:
-    """Make AdamW in three groups: gates at their own rate, matrices with weight decay, norms and biases without.
+    """Return AdamW with three groups: gates at their own rate, matrices with weight decay, norms and biases without.
 
-    With `muon` the matrices inside blocks are a group before them, which Muon updates.
+    With `muon` the matrices inside blocks are a group before these, updated by Muon.
     """
     training = run.training
     groups = gate_optimizer_groups(
@@ -54,9 +54,9 @@ def empty_state(optimizer: torch.optim.Optimizer) -> OptimizerState:
 
 
 def hidden_matrices(model: nn.Module) -> dict[Tensor, None]:
-    """The matrices of linear maps inside blocks, in their order: no embedding, no head, no gate, no norm.
+    """Return the weights of linear layers inside blocks, in order: no embedding, head, gate or norm.
 
-    They are found by type and not by name: a gate's parameters belong to an `AttentionGate` and not to a linear map.
+    They are found by type: a gate's parameters belong to an `AttentionGate`, not to a linear layer.
     """
     blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
     linear = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
@@ -65,9 +65,9 @@ def hidden_matrices(model: nn.Module) -> dict[Tensor, None]:
 
 @final
 class MuonAndAdamW(torch.optim.Optimizer):
-    """PyTorch's Muon for some matrices and its AdamW for all else, with one state and one list of groups.
+    """PyTorch's Muon for some matrices and its AdamW for everything else, with one state and one list of groups.
 
-    Muon's steps are scaled to the size that AdamW's usually have, so that one learning rate serves both.
+    Muon's updates are scaled to the usual size of AdamW's, so that one learning rate serves both.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state; PyTorch puts new groups and a new state into the place of those that the parts share."""
+        """Load a state; PyTorch replaces the groups and the state that the parts share."""
         super().load_state_dict(state_dict)
         self._share_state()
 

@@ -1,8 +1,8 @@
-"""Sizes of models to train, with a length, a budget and a learning rate by one rule.
+"""Model sizes, each with a length and a batch size; the budget and the learning rate follow one rule.
 
-Twenty tokens for each parameter. The learning rate is 3e-3 up to a width of 144, as in the comparisons of small models;
-from there on it falls with one over the width. That is the rule for matrices that read the width. One rate serves all
-parameters: the embedding is also the head, which reads the width too.
+The budget is twenty tokens per parameter. The learning rate is 3e-3 up to a width of 144, as in the comparisons of
+small models, and falls with one over the width above. This is the rule for matrices that read the width; one rate
+serves all parameters, since the embedding is also the head, which reads the width too.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _WIDTH_OF_SEVERAL_THREADS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """A decoder's sizes, and those of a batch."""
+    """The sizes of a decoder and of a batch."""
 
     d_model: int
     num_layers: int
     num_heads: int
     length: int
-    """Tokens of a sequence."""
+    """Sequence length in tokens."""
     batch_size: int
-    """Sequences of an update."""
+    """In sequences."""
     tokenizer: str = "bytes"
-    """What text becomes tokens by, unless told otherwise."""
+    """Default tokenizer for text."""
 
     @property
     def num_threads(self) -> int:
-        """Threads on the CPU: one for each core; one alone below a width of 256, where several would mostly wait."""
+        """CPU threads: one per core, or a single one below a width of 256, where several would mostly wait."""
         return num_cores() if self.d_model >= _WIDTH_OF_SEVERAL_THREADS else 1
 
 
@@ -51,10 +51,10 @@ SIZES: dict[str, ModelSize] = {
 
 
 def learning_rate(d_model: int) -> float:
-    """The largest learning rate for a width: 3e-3, less in proportion where the width is more than 144."""
+    """Return the peak learning rate for a width: 3e-3 up to 144, then inversely proportional to the width."""
     return _LARGEST_LR * min(1.0, _WIDTH_OF_LARGEST_LR / d_model)
 
 
 def token_budget(num_parameters: int) -> int:
-    """Twenty tokens for each parameter."""
+    """Return twenty tokens per parameter."""
     return TOKENS_PER_PARAMETER * num_parameters

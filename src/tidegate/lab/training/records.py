@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: one JSON object a line, with a digest of it. The page is made from these alone."""
+"""Records of comparisons and runs: one JSON object per line, with its checksum. Pages are made from these alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -20,31 +20,31 @@ from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 from tidegate.lab.training.run import Run
 
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "runs"]
-"""What is made equal; `runs` were given, and equal in what their maker chose."""
+"""The budget that is equal between variants; `runs` were given, and their maker chose it."""
 Search: TypeAlias = Literal["grid", "stepwise"]
-"""How a grid is tried: every point of it, or every start at the middle rate, then the other rates at the best start."""
+"""How a grid is searched: every point, or every start at the middle rate, then the other rates at the best start."""
 Status: TypeAlias = Literal["finished", "diverged", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One of the things compared: a gate under a name, perhaps with options of its own."""
+    """One variant of a comparison: a gate under a name, perhaps with its own options."""
 
     name: str
     gate: str
-    """As it is spelled."""
+    """Its spelling."""
     overrides: dict[str, float | str] = field(default_factory=dict)
-    """Options of its own, of the training and of the model."""
+    """Its own options of the training and of the model."""
 
     @property
     def gates(self) -> Gates:
-        """The gates that are spelled."""
+        """The parsed gates."""
         return Gates.parse(self.gate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """What is tried for every variant alike: pairs of a learning rate and a start."""
+    """The settings that are tried for every variant: pairs of a learning rate and an initialization."""
 
     rates: tuple[float, ...]
     """Multiples of a variant's own learning rate."""
@@ -52,7 +52,7 @@ class Grid:
     """Values of the models' `init`."""
     search: Search = "grid"
     chooses: bool = True
-    """Whether each block takes the best that it tried; if not, the trials only map where verdicts hold."""
+    """Whether each seed takes its best trial; if not, the trials only map where verdicts hold."""
 
     @property
     def middle(self) -> float:
@@ -62,10 +62,10 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What was asked for: the first line of a file of records."""
+    """The request of a comparison: the first line of its records."""
 
     command: str
-    """What to type to get this again."""
+    """The command line that repeats it."""
     variants: tuple[Variant, ...]
     control: str
     """The variant that the others are compared with."""
@@ -74,9 +74,9 @@ class Plan:
     margin: float
     """Differences below this share of the control's loss do not matter."""
     grid: Grid | None
-    """What was tuned over, inside each block; None if nothing was."""
+    """What was tuned over, for each seed; None if nothing was."""
     settings: str = ""
-    """Where settings that were tuned before come from, in words; empty if there were none."""
+    """Where previously tuned settings come from, in words; empty if there were none."""
     task: TaskFacts = field(metadata={"decode": TaskFacts.from_dict})
     """Kind, source, fingerprint and sizes of the data."""
     description: str
@@ -92,13 +92,13 @@ class Plan:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether every variant got the best that it tried."""
+        """Whether every variant was trained with its best trial's settings."""
         return self.grid is not None and self.grid.chooses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """Where a run stood at one of its evaluations."""
+    """A run at one of its evaluations."""
 
     step: int
     tokens: int
@@ -121,9 +121,9 @@ LayerByHead: TypeAlias = tuple[tuple[float | None, ...], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservationSummary:
-    """What `tidegate.torch.observe` saw of a model on the probe at one moment: means over queries.
+    """The means over queries that `tidegate.torch.observe` measured of a model on the probe.
 
-    By its rule for means a query that may see a single key, such as the first of a causal row, is left out.
+    A query that sees a single key, such as the first of a causal row, is left out.
     """
 
     tokens: int
@@ -135,7 +135,7 @@ class ObservationSummary:
     sink_impact: LayerByHead
     """Share of the first position in the sum of weighted value norms."""
     sink_contribution: LayerByHead | None = None
-    """Size of what the first position adds to the layer's output; None where that was not seen."""
+    """Norm of what the first position adds to the layer's output; None where that was not observed."""
     sink_logit: LayerByHead | None = None
     """Weight on a sink of the softmax; None where no layer has one."""
     gates: dict[str, dict[str, LayerByHead]]
@@ -143,15 +143,15 @@ class ObservationSummary:
     largest_activation: tuple[float, ...]
     """Of the residual stream after each block."""
     effective_rank: tuple[float, ...]
-    """Of the residual stream after each block: the exponential of the entropy of its normalised singular values."""
+    """Of the residual stream after each block: the exponential of the entropy of its normalized singular values."""
     map_rank: LayerByHead | None = None
-    """Effective rank of the map from value to output, see `tidegate.lab.training.map_rank`; None in older records, and
-    where a gate on the way adds or replaces."""
+    """Effective rank of the map from value to output, see `map_ranks` in `observe`; None in older records, and where
+    a gate on the way adds or replaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """What depends on the moment and not on the run."""
+    """What differs between repetitions of a run."""
 
     started: str
     """ISO 8601, UTC."""
@@ -162,7 +162,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One run and what came of it. All but `timing` is the same whenever and however it is run."""
+    """A run and its results. All but `timing` is the same whenever and however it is run."""
 
     id: str
     """The content hash of the run."""
@@ -175,7 +175,7 @@ class Record:
     tokens: int = 0
     """Tokens, or images, that it was trained on."""
     num_spikes: int | None = None
-    """Steps whose loss leapt up, see `tidegate.lab.training.loop.is_spike`; None in older records."""
+    """Steps with a loss spike, see `tidegate.lab.training.loop.is_spike`; None in older records."""
     loss: float | None = None
     """On all held-out examples at the end, nats; None unless finished."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -184,17 +184,16 @@ class Record:
     """Targets of the held-out examples."""
     curve: tuple[Point, ...] = ()
     observations: tuple[ObservationSummary, ...] = ()
-    """What gates and attention did, in the course of the training."""
+    """Gates and attention in the course of the training."""
     loss_by_position: tuple[tuple[float, float], ...] = ()
     """Position and loss there, up to four times the training length; empty where a task has no length."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Of what the variants of a block share: `batches`, `validation` for what is held out, `weights:<name>` of each at
-    the start.
+    """Hashes of what the variants of a seed share: `batches`, `validation`, and `weights:<name>` at initialization.
 
-    A gate's weights have its spelling in their name: another gate at the same site has none in common with it.
+    The names of a gate's weights include its spelling, so that different gates at one site share none.
     """
     error: str = ""
-    """Where it failed, or the step at which it diverged."""
+    """The traceback of a failure, or the step of a divergence."""
     environment: dict[str, str] = field(default_factory=dict)
     timing: Timing | None = None
     kind: Literal["run"] = "run"
@@ -202,7 +201,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What one variant costs, measured beside the others before the runs."""
+    """The costs of one variant, measured beside the others before the runs."""
 
     variant: str
     tokens_per_second: float
@@ -211,7 +210,7 @@ class Cost:
     """Seconds of a training step over the control's, the median of interleaved pairs."""
     time_ratio_low: float
     time_ratio_high: float
-    """The middle half of the pairs."""
+    """The interquartile range of the pairs."""
     peak_bytes: int | None
     """Most memory of a training step above rest, in a process of its own."""
     decode_milliseconds: float | None
@@ -231,7 +230,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerMeasurements:
-    """The layers of one trained model: how they bend, and the gauge of their heads."""
+    """The curvature of a trained model's layers, and the gauge of their heads."""
 
     id: str
     """Of the run that trained it."""
@@ -248,39 +247,36 @@ Line: TypeAlias = Plan | Record | Costs | LayerMeasurements
 
 
 def last_costs(lines: Sequence[Line]) -> Costs | None:
-    """Return the costs that hold: the last, since figures that were missing are measured again."""
+    """Return the valid costs: the last, since missing ones are measured again."""
     return next((line for line in reversed(lines) if isinstance(line, Costs)), None)
 
 
-_SEARCHED_BYTES = 4096
-
-
 def records_path(folder: Path) -> Path:
-    """Return where the records of a comparison lie in its folder."""
+    """Return the path of the records in a folder."""
     return folder / "records.jsonl"
 
 
 class RecordFile:
-    """A file of records that is only ever appended to. A line that was cut off by a crash is as if never written."""
+    """A file of records that is only appended to. A line that a crash truncated counts as never written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._locked: BinaryIO | None = None
 
     def read(self) -> list[Line]:
-        """Every whole line, in order; none if there is no file."""
+        """Return every whole line, in order; none if there is no file."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]
         return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
 
     def has_lines(self) -> bool:
-        """Whether anything was recorded; to lock the file makes an empty one."""
+        """Return whether anything was recorded; locking the file makes an empty one."""
         return self.path.exists() and self.path.stat().st_size > 0
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other processes from working on the same file; raise InputError if one does already."""
+        """Keep other processes from working in the same folder; raise InputError if one does already."""
         with self.path.open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -307,12 +303,17 @@ class RecordFile:
             ) from None
 
     def append(self, line: Line) -> None:
-        """Add a line, and see it safely on the disk.
+        """Add a line, and wait until it is on the disk.
 
-        While the file is locked, a `FileNotFoundError` says that it was removed or replaced: a new one would lack all
-        earlier lines, and others could lock it.
+        Raises:
+            FileNotFoundError: The file is locked, and was removed or replaced: a new one would lack all earlier lines,
+                and others could lock it.
         """
-        self._require_locked_in_place()
+        if self._locked is not None and not self._is_in_place(self._locked):
+            raise FileNotFoundError(
+                f"{self.path} was removed or replaced while this command was at work, so nothing more can be added to "
+                "it. Rerun the command: it repeats the runs that are not on record."
+            )
         text = json.dumps(add_checksum(encode(line)), allow_nan=False).encode() + b"\n"
         with explain_os_errors(self.path, len(text)), self.path.open("a+b") as file:
             file.truncate(_end_of_last_line(file))
@@ -320,26 +321,20 @@ class RecordFile:
             file.flush()
             os.fsync(file.fileno())
 
-    def _require_locked_in_place(self) -> None:
-        if self._locked is None:
-            return
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(self._locked.fileno()), self.path.stat()):
-                return
-        raise FileNotFoundError(
-            f"{self.path} was removed or replaced while this command was at work, so that nothing more can be added to "
-            "it. Run the command again: it does anew what is not on record."
-        )
+    def _is_in_place(self, locked: BinaryIO) -> bool:
+        """Return whether the path still leads to the file that is locked."""
+        try:
+            return os.path.samestat(os.fstat(locked.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
 
 
 def _end_of_last_line(file: BinaryIO) -> int:
-    """Number of bytes up to the end of the last whole line, searched for from the end of the file."""
+    """Return the number of bytes up to the end of the last whole line."""
     end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - _SEARCHED_BYTES)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+    if end:
+        file.seek(end - 1)
+        if file.read(1) == b"\n":
+            return end
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1

@@ -1,3 +1,3 @@
-"""Ways to do many runs. Import its modules by name; the package itself imports nothing."""
+"""Ways to execute many runs. Import its modules by name; the package itself imports nothing."""
 
 __all__: list[str] = []

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Literal, Protocol, TypeAlias, final, get_args
@@ -68,15 +69,15 @@ def make_executor(name: ExecutorName, *, retries: int = RETRIES, resources: RunR
             os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
             from tidegate.lab.training.executors.ray import RayExecutor
 
-            return RayExecutor(resources, retries=retries)
+            return RayExecutor(resources or RunResources(), retries=retries)
 
 
 @final
+@dataclass(frozen=True)
 class SerialExecutor:
     """Executes runs one after another, in this process."""
 
-    def __init__(self, *, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> None:
-        self.checkpoint_seconds = checkpoint_seconds
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def require(self, runs: Sequence[Run]) -> None:
         """See `Executor`. Every run can be executed here."""

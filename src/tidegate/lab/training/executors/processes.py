@@ -30,6 +30,7 @@ _POLL_SECONDS = 0.2
 
 
 @final
+@dataclass(frozen=True)
 class ProcessExecutor:
     """Executes runs in as many processes as have cores for their threads, unless given a number.
 
@@ -38,16 +39,9 @@ class ProcessExecutor:
     its process more than `retries` times is recorded as failed.
     """
 
-    def __init__(
-        self,
-        num_processes: int | None = None,
-        *,
-        retries: int = RETRIES,
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    ) -> None:
-        self.num_processes = num_processes
-        self.retries = retries
-        self.checkpoint_seconds = checkpoint_seconds
+    num_processes: int | None = None
+    retries: int = RETRIES
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def require(self, runs: Sequence[Run]) -> None:
         """See `Executor`. Every run can be executed here."""

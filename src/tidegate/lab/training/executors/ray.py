@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -22,7 +22,7 @@ from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
 from tidegate.lab.training.executors.executor import RETRIES, Attempts, capture_signals
 from tidegate.lab.training.executors.resources import RunResources, describe
 from tidegate.lab.training.machine import environment
-from tidegate.lab.training.parallel import Processes, tells_of_lost_process
+from tidegate.lab.training.parallel import Processes, is_lost_peer
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run
@@ -32,6 +32,7 @@ _ANSWER_SECONDS = 10.0
 
 
 @final
+@dataclass(frozen=True)
 class RayExecutor:
     """Executes runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
 
@@ -41,16 +42,9 @@ class RayExecutor:
     memory is short, are turned off.
     """
 
-    def __init__(
-        self,
-        resources: RunResources | None = None,
-        *,
-        retries: int = RETRIES,
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    ) -> None:
-        self.resources = resources or RunResources()
-        self.retries = retries
-        self.checkpoint_seconds = checkpoint_seconds
+    resources: RunResources = field(default_factory=RunResources)
+    retries: int = RETRIES
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def require(self, runs: Sequence[Run]) -> None:
         """See `Executor`. The cluster must have room for each run when this is called, or none may ever come."""
@@ -292,7 +286,7 @@ def _do_part(config: dict[str, Any]) -> Record | None:
     processes = Processes("ddp", run.training.device)
     record = _execute(run, work, _Reporter(work.board, run) if processes.is_first else None, processes)
     if record is not None and record.status == "failed":
-        if not tells_of_lost_process(record.error):
+        if not is_lost_peer(record.error):
             ray.get(work.board.fail.remote(record))
         # Returned, it would leave the other processes waiting for this one.
         raise RuntimeError(record.error)

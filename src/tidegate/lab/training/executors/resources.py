@@ -1,4 +1,4 @@
-"""What a run needs of a cluster, and how many runs a cluster has room for."""
+"""What a run needs of a cluster, and how many runs fit on it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tidegate.lab.training.run import Run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResources:
-    """What is set aside for each run."""
+    """What is reserved for each run."""
 
     cpus: int | None = None
-    """Cores, which are its threads too; None takes as many for each process as the run has threads."""
+    """Cores, and threads; None takes the run's threads for each process."""
     gpus: int = 0
-    """Devices of kind `cuda`: none, or one for each process."""
+    """Devices of type `cuda`: none, or one per process."""
     processes: int = 1
-    """Processes that share the rows of a run's batches."""
+    """Processes among which the rows of a batch are divided."""
 
     def __post_init__(self) -> None:
         require_size("processes", self.processes)
@@ -31,15 +31,15 @@ class RunResources:
 
     @property
     def threads(self) -> int | None:
-        """Threads of each process; None leaves it to the run."""
+        """Threads per process; None takes the run's."""
         return None if self.cpus is None else self.cpus // self.processes
 
     def of_process(self, run: Run) -> dict[str, int]:
-        """What each process of a run needs, by Ray's names."""
+        """Return what each process of a run needs, by Ray's names."""
         return {"CPU": self.threads or run.training.num_threads, "GPU": self.gpus // self.processes}
 
     def require(self, run: Run) -> None:
-        """Raise InputError for a run that cannot be done with this."""
+        """Raise InputError for a run that cannot use these resources."""
         device = run.training.device
         if self.gpus and device != "cuda":
             hint = "They are for the device cuda, of which Ray chooses one."
@@ -51,22 +51,24 @@ class RunResources:
             require_parallel(run, "ddp", self.processes)
 
     def num_places(self, run: Run, machines: Iterable[Mapping[str, float]]) -> int:
-        """How many runs like this one machines can do at once: one process on one machine, several on any.
+        """Return how many runs like this one fit at once: one process on one machine, several on any.
 
-        machines : what each has in all, by Ray's names
+        Args:
+            run: The run.
+            machines: The total resources of each machine, by Ray's names.
         """
         needs = {name: count for name, count in self.of_process(run).items() if count}
         places = [min(int(machine.get(name, 0) // count) for name, count in needs.items()) for machine in machines]
         return sum(places) // self.processes
 
     def describe(self, run: Run) -> str:
-        """What a run needs, in words."""
+        """Describe what a run needs."""
         needs = describe({name: self.processes * count for name, count in self.of_process(run).items()})
         return f"{needs}, in {self.processes} processes" if self.processes > 1 else needs
 
 
 def describe(counts: Mapping[str, float]) -> str:
-    """Cores and GPUs in words, from Ray's names for them."""
+    """Describe cores and GPUs, given by Ray's names."""
     cpus, gpus = counts.get("CPU", 0), counts.get("GPU", 0)
     devices = f" and {gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else ""
     return f"{cpus:g} core{'' if cpus == 1 else 's'}{devices}"
