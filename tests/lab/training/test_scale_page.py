@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tidegate.config import TransformerConfig
-from tidegate.lab.compare.single import single_run
+from tidegate.lab.compare.design import single_run
 from tidegate.lab.compare.variants import parse_variant
 from tidegate.lab.training.estimate import training_hours
 from tidegate.lab.training.model import build_model, training_flops
