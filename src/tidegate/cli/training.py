@@ -74,10 +74,9 @@ def stop_training(out: Path, command: str, *, num_around: int) -> NoReturn:
 
 def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Processes | None) -> None:
     """Train, keep what came of it, and say how it ended."""
-    import torch
-
     from tidegate.lab.training.events import Ended, Interrupted, Phase
     from tidegate.lab.training.executors.executor import capture_signals
+    from tidegate.lab.training.machine import use_threads
     from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.train import RunContext, execute_run
 
@@ -94,7 +93,7 @@ def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Pro
                 _export(folder, done)
                 _print_result(folder, done, before=True, as_json=options.as_json)
             return
-        torch.set_num_threads(threads)
+        use_threads(threads)
         tell, report = _open_displays(run, options, processes, stack)
         captured = stack.enter_context(capture_signals())
         tell(Phase(name="training", num_runs=1))

@@ -118,6 +118,13 @@ def matrix_flops(device: str, *, half: bool) -> float:
     return best
 
 
+def use_threads(count: int) -> None:
+    """Compute on this number of threads from here on; for the command line, which does not import PyTorch."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
 def keep_freed_memory() -> None:
     """Make this process keep up to a gibibyte of freed memory; without glibc, do nothing.
 

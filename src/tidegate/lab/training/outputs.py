@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from tidegate._files import read_tensor_header, remove_partial_files, write_atomically, write_content
+from tidegate._files import remove_partial_files, write_atomically, write_content
 from tidegate._json import finite, parse_json
-from tidegate._model_files import model_format
 from tidegate._validation import InputError
 from tidegate.lab.training.checkpoint import forget_checkpoint, load_checkpoint, remove_if_empty, saved_runs
 from tidegate.lab.training.events import Notice, Progress, RunEvent
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.records import Record, RecordFile, records_path
 from tidegate.lab.training.run import Run
-from tidegate.torch.weights import Model, save_model
+from tidegate.torch.weights import Model, load_model, save_model
 
 MODEL_FILE, TOKENIZER_FILE = "model.safetensors", "tokenizer.json"
 
@@ -71,7 +70,7 @@ class TrainingFolder:
             return None
         if ended[-1].status == "finished":
             try:
-                read_tensor_header(self.model, model_format("tidegate train"))
+                load_model(self.model)
             except ValueError as problem:
                 hint = f"{problem} Remove that file, and rerun the command to train the model again."
                 raise InputError("out", expected="a folder with a whole model", got=self.path, hint=hint) from None
