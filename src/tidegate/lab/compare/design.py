@@ -17,9 +17,8 @@ from tidegate.lab.compare.tuning import Setting
 from tidegate.lab.compare.variants import model_options, training_options
 from tidegate.lab.tasks.task import TaskFacts
 from tidegate.lab.tasks.text import text_task
-from tidegate.lab.training.model import require_independent_rows
 from tidegate.lab.training.machine import environment
-from tidegate.lab.training.model import build_model, training_flops
+from tidegate.lab.training.model import build_model, require_independent_rows, training_flops
 from tidegate.lab.training.presets import ModelSize, learning_rate, token_budget
 from tidegate.lab.training.records import Costs, Plan, Variant
 from tidegate.lab.training.run import ModelConfig, Run, Training
