@@ -5,11 +5,11 @@ from importlib import resources
 
 import plotly.graph_objects as go
 import pytest
-from pages import SPECIAL, VARIANTS, comparison_page, every_panel, intervals, length_lines, verdicts
+from pages import SPECIAL, VARIANTS, comparison_page, every_panel, intervals, length_lines
 
-from tidegate.report.colours import palette_of
-from tidegate.report.embed import embedded_json
-from tidegate.report.intervals import intervals_figure, whisker
+from tidegate.report.charts import palette_of
+from tidegate.report.html import embedded_json
+from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
 from tidegate.report.maps import colour_scale, map_figures, map_size
 from tidegate.report.page import Estimate, Intervals, Lines, Map, Maps, Page, Section, Series
@@ -174,21 +174,6 @@ def test_an_estimate_that_could_not_be_made_is_said_to_be_missing():
     figure = intervals_figure(intervals_of(Estimate(label="a", value=None, verdict="diverged")), PALETTE)
     assert figure["data"][0]["x"] == [None, None, None]
     assert "no estimate · diverged" in [note["text"] for note in figure["layout"]["annotations"]]
-
-
-def test_whiskers_keep_the_order_of_the_numbers_on_one_scale():
-    items = verdicts().items
-    places = [whisker(item, items) for item in items]
-    assert all(0 <= place.low <= place.value <= place.high <= 100 for place in places)
-    assert len({place.zero for place in places}) == 1
-    by_value = sorted(range(len(items)), key=lambda k: items[k].value)
-    assert by_value == sorted(range(len(items)), key=lambda k: places[k].value)
-
-
-def test_a_whisker_needs_a_value_but_no_interval():
-    assert whisker(Estimate(label="a", value=None), ()) is None
-    alone = Estimate(label="a", value=0.0)
-    assert whisker(alone, (alone,)).low == whisker(alone, (alone,)).high
 
 
 def maps(*matrices, **options):

@@ -3,8 +3,8 @@ from dataclasses import replace
 from pages import main_table
 
 from tidegate.report.maps import map_figures
-from tidegate.report.page import Column, Estimate, Map, Table, layer_head_maps
-from tidegate.report.tables import estimates_table, format_rows, map_table, numeric_columns
+from tidegate.report.page import Column, Map, Table, layer_head_maps
+from tidegate.report.tables import format_rows, map_table, numeric_columns
 
 
 def marked(values, better):
@@ -36,19 +36,13 @@ def test_cells_carry_their_numbers_unrounded():
     assert numbers == [[None if isinstance(value, str) else value for value in row] for row in table.rows]
 
 
-def test_a_map_and_estimates_are_tables_too():
+def test_a_map_is_a_table_too():
     map_ = Map(label="g1", values=((0.125, None), (1.0,)))
     panel = layer_head_maps("title", "mean gate", {"g1": map_.values})
     table = map_table(map_, panel, digits=2)
     assert [[cell.text for cell in row] for row in format_rows(table)] == [
         ["layer 0", "0.12", ""],
         ["layer 1", "1.00", ""],
-    ]
-    items = (Estimate(label="a", value=0.5, low=0.25, high=0.75, verdict="worse"), Estimate(label="b", value=None))
-    rows = format_rows(estimates_table(items, title="t", unit="nats", digits=2))
-    assert [[cell.text for cell in row] for row in rows] == [
-        ["a", "+0.50", "+0.25", "+0.75", "worse"],
-        ["b", "", "", "", ""],
     ]
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 
 from tidegate.explore.gate_table import gate_table
-from tidegate.report.embed import embedded_json, script_hash
+from tidegate.report.html import embedded_json, script_hash
 
 PARTS = {"query": "A query among keys", "surface": "A surface that bends", "gate": "Draw a gate"}
 """The parts of the page in their order: the name of the template, which is the anchor too, and the title."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,16 +14,16 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tidegate._files import write_content
+from tidegate._json import without_nan
 from tidegate._text import printable
-from tidegate.report.colours import palette_of
-from tidegate.report.embed import compress_text, embedded_json, json_text, script_hash
+from tidegate.report.charts import palette_of
 from tidegate.report.formats import estimate_digits, estimate_text, heading, slug, typographic
-from tidegate.report.intervals import intervals_figure, whisker
+from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
 from tidegate.report.maps import colour_scale, map_figures, map_size
 from tidegate.report.markdown import markdown_page
 from tidegate.report.page import Check, Page, Section
-from tidegate.report.tables import estimates_table, format_rows, map_table, numeric_columns
+from tidegate.report.tables import format_rows, map_table, numeric_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +79,27 @@ def write_page(page: Page, folder: Path) -> Path:
     return folder / "report.html"
 
 
+def json_text(value: Any) -> str:
+    """Write any JSON value as text; nan and infinities, which JSON does not have, become null."""
+    return printable(json.dumps(without_nan(value), allow_nan=False, ensure_ascii=False, indent=1))
+
+
+def embedded_json(value: Any) -> str:
+    """JSON for a script element of a data type: the same value, without the letters that HTML would read."""
+    text = json.dumps(without_nan(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def compress_text(text: str) -> str:
+    """Compress text by gzip and base64; the same text gives the same result."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def script_hash(source: str) -> str:
+    """A script's name in a Content-Security-Policy: only scripts that are named there run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
 @cache
 def _environment() -> Environment:
     # Import late, here and below: worker processes build pages without drawing them.
@@ -126,7 +151,6 @@ _FUNCTIONS = {
         embedded_json,
         estimate_digits,
         estimate_text,
-        estimates_table,
         format_rows,
         heading,
         intervals_figure,
@@ -138,7 +162,6 @@ _FUNCTIONS = {
         _pieces,
         _tally,
         typographic,
-        whisker,
     )
 }
 """Functions that the templates call."""

@@ -1,14 +1,12 @@
-"""Estimates with their intervals: a forest plot, and the small interval beside a verdict."""
+"""Estimates with their intervals: a forest plot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tidegate._json import finite
-from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers, vertical_line
-from tidegate.report.colours import Palette
+from tidegate.report.charts import Figure, Palette, axis, base_layout, label, plot_numbers, vertical_line
 from tidegate.report.formats import estimate_digits, estimate_text, typographic
 from tidegate.report.page import Estimate, Intervals
 
@@ -20,33 +18,6 @@ _HALF_BAND = 0.17
 """Of a row: the band ends where the words begin."""
 _LONGEST = 26
 """Letters of a name that fit beside its numbers on a phone."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Whisker:
-    """An interval on a scale that it shares with others, in percent of the scale's width."""
-
-    value: float
-    low: float
-    high: float
-    zero: float
-
-
-def whisker(item: Estimate, items: Sequence[Estimate]) -> Whisker | None:
-    """Return the item's interval on the scale of all items, zero included; None without a value.
-
-    An estimate without an interval is an interval of no width.
-    """
-    value = finite(item.value)
-    if value is None:
-        return None
-    start, stop = _extent(items)
-    span = (stop - start) or 1.0
-
-    def place(number: float | None) -> float:
-        return round(4 + 92 * (((value if number is None else number) - start) / span), 2)
-
-    return Whisker(value=place(value), low=place(finite(item.low)), high=place(finite(item.high)), zero=place(0.0))
 
 
 def intervals_figure(panel: Intervals, palette: Palette) -> Figure:

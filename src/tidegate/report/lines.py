@@ -5,17 +5,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from tidegate._json import finite
-from tidegate.report.charts import Figure, axis, base_layout, horizontal_line, label, plot_numbers, vertical_line
-from tidegate.report.colours import Palette
+from tidegate.report.charts import (
+    Figure,
+    Palette,
+    axis,
+    base_layout,
+    horizontal_line,
+    label,
+    plot_numbers,
+    vertical_line,
+)
 from tidegate.report.page import Lines, Numbers, Series
 
 _HEIGHT = 370
 _MOST_TICKS = 12
 _FEW_TICKS = 9
-"""Up to so many different values of a logarithmic axis each has its own tick."""
+_TICK_RATIO = 1.4
+"""Up to so many values of a logarithmic axis, at least by this factor apart, each have their own tick."""
 _FEW_POINTS = 14
 """Up to so many points a line shows them."""
 _LEGEND = {
@@ -108,7 +118,8 @@ def log_ticks(values: Iterable[float | None]) -> list[float]:
     range has round numbers at equal steps, a wider one 1, 2 and 5 in each decade, a wide one powers of ten.
     """
     numbers = sorted({value for value in values if value is not None and 0 < value < math.inf})
-    if len(numbers) <= _FEW_TICKS:
+    apart = all(high >= _TICK_RATIO * low for low, high in pairwise(numbers))
+    if len(numbers) < 3 or (apart and len(numbers) <= _FEW_TICKS):
         return numbers
     low, high = numbers[0], numbers[-1]
     decades = math.log10(high / low)
@@ -125,7 +136,7 @@ def log_ticks(values: Iterable[float | None]) -> list[float]:
 def tick_text(value: float) -> str:
     """Return the text of a tick: separators up to ten thousand, then k, M, G, T, P, E."""
     if not 1e4 <= abs(value) < 1e21:
-        return f"{value:,.6g}" if 1e-4 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
+        return f"{value:,.4g}" if 1e-4 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
     power = math.floor(math.log10(abs(value)) / 3)
     return f"{value / 1000.0**power:.4g}{'kMGTPE'[power - 1]}"
 

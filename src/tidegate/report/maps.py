@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tidegate._json import finite
-from tidegate.report.charts import Figure, axis, base_layout, label, plot_numbers
-from tidegate.report.colours import DIVERGING, SEQUENTIAL
+from tidegate.report.charts import DIVERGING, SEQUENTIAL, Figure, axis, base_layout, label, plot_numbers
 from tidegate.report.formats import number_text, scale_digits, typographic
 from tidegate.report.page import Map, Maps
 

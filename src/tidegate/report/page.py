@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from tidegate._validation import InputError
 from tidegate._verdict import VerdictWord
 
 CheckState: TypeAlias = Literal["holds", "violated", "warning", "note"]
@@ -84,11 +83,6 @@ class Table:
     note: str = ""
     kind: Literal["table"] = "table"
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise InputError("Table.rows", expected=f"of {len(self.columns)} cells, one a column", got=len(row))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
@@ -103,12 +97,6 @@ class Series:
     low: Numbers | None = None
     high: Numbers | None = None
     """A band around the line."""
-
-    def __post_init__(self) -> None:
-        for name in ("y", "low", "high"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.x):
-                raise InputError(f"Series.{name}", expected=f"of {len(self.x)} numbers like x", got=len(values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from tidegate._json import finite
-from tidegate.report.formats import cell_text, heading
-from tidegate.report.page import CellValue, Column, Estimate, Map, Maps, Table
+from tidegate.report.formats import cell_text
+from tidegate.report.page import CellValue, Column, Map, Maps, Table
 
 _STARTS_WITH_NUMBER = re.compile(r"[+\-\u2212±~≈<>≤≥ ]*\.?\d")
 
@@ -41,15 +41,6 @@ def numeric_columns(table: Table) -> list[bool]:
         bool(values) and all(not isinstance(v, str) or _STARTS_WITH_NUMBER.match(v) for v in values)
         for values in filled
     ]
-
-
-def estimates_table(items: tuple[Estimate, ...], *, title: str, unit: str, digits: int) -> Table:
-    """Return estimates with their intervals as a table."""
-    titles = (heading(Column(title="estimate", unit=unit)), "low", "high")
-    numbers = (Column(title=title, digits=digits, signed=True) for title in titles)
-    columns = (Column(title=""), *numbers, Column(title="verdict"))
-    rows = tuple((item.label, item.value, item.low, item.high, item.verdict) for item in items)
-    return Table(title=title, columns=columns, rows=rows)
 
 
 def map_table(map_: Map, panel: Maps, *, digits: int) -> Table:
