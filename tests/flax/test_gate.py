@@ -13,7 +13,7 @@ from tidegate import Gate, HeadShape
 from tidegate.flax.gate import GateReads, activate, apply_gate, gate_logits, gate_values, init_gate
 from tidegate.tensors import activations, gating
 
-ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity"]
+ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity", "gelu", "tanh"]
 SHAPE = HeadShape(d_model=12, num_heads=4, num_kv_heads=2, head_dim=6)
 EVERY_GATE = (*GATES, *map(Gate.parse, EXOTIC))
 every_gate = pytest.mark.parametrize("gate", EVERY_GATE, ids=str)

@@ -55,7 +55,9 @@ def _erf(array: Array) -> Array:
 
 
 def _gelu_slope(xp: Namespace, z: Array) -> Array:
-    return _normal_below(z) + z * xp.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    # The density is 0 beyond 40 in any dtype; the square of a huge float32 would overflow.
+    near = xp.where(xp.abs(z) < 40, z, 0.0)
+    return _normal_below(z) + near * xp.exp(-(near**2) / 2) / math.sqrt(2 * math.pi)
 
 
 _ACTIVATIONS: dict[Activation, tuple[Callable[[Namespace, Array], Array], Callable[[Namespace, Array], Array]]] = {
