@@ -171,16 +171,6 @@ def test_dropout_takes_a_key_and_is_off_without_one():
         assert_close(y, make("g1+bma").by_torch(x))
 
 
-def test_dropout_is_right_on_average():
-    sizes = {"d_model": 8, "num_heads": 2}
-    layer, x = make("bma", **sizes, dropout=0.25), sample(1, 3, 8)
-    rows = np.broadcast_to(x, (40_000, 3, 8))
-    noisy = quick_jit(lambda key: layer(rows, dropout_key=key))(key())
-    exact = make("bma", **sizes).by_torch(x)
-    deviation = noisy.std(axis=0) / 200
-    assert (abs(noisy.mean(axis=0) - exact[0]) < 6 * deviation + 1e-12).all()
-
-
 @over(gate=COMBINATION, shape=NOTHING)
 def test_nothing_in_gives_nothing_out(gate, shape):
     assert shapes(make(gate, **OPTIONS["everything"]), sample(*shape)).shape == shape

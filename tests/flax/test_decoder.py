@@ -238,15 +238,6 @@ def test_segments_count_learned_positions_anew():
     assert_close(apply(params, tokens, config=config, segment_ids=ids), np.concatenate(alone, axis=1))
 
 
-def test_models_are_mapped_over_their_parameters():
-    config, params = make(num_layers=1)
-    params = jax.tree.map(np.asarray, params)
-    other = jax.tree.map(lambda array: 1.1 * array, params)
-    tokens, together = sample(2, 5), jax.tree.map(lambda *arrays: np.stack(arrays), params, other)
-    both = jit_quickly(jax.vmap(lambda params: apply_model(params, tokens, config)))(together)
-    assert_close(both, np.stack([apply(one, tokens, config=config) for one in (params, other)]))
-
-
 def test_in_half_precision_gates_keep_single_precision():
     config, params = make(gate="bma+g1", num_layers=1)
     half = jit_quickly(partial(cast_params, dtype=jnp.bfloat16))(params)
@@ -279,26 +270,6 @@ def test_dropout_keeps_the_mean():
     assert dropped.dtype == jnp.float32
     assert set(np.unique(dropped).tolist()) == {0.0, float(jnp.float32(1) / jnp.float32(0.75))}
     assert abs(dropped.mean() - 1) < 0.02
-
-
-def test_a_few_steps_lower_the_loss_on_a_batch():
-    config = TransformerConfig(**SIZES | {"num_layers": 1}, gate="bma+g1+g5")
-    params = drawn(config)
-    tokens = sample(4, 9)
-
-    @jit_quickly
-    def step(params):
-        loss, gradients = jax.value_and_grad(
-            lambda p: mean_loss(apply_model(p, tokens[:, :-1], config), tokens[:, 1:])
-        )(params)
-        return loss, gradients, jax.tree.map(lambda array, slope: array - 0.3 * slope, params, gradients)
-
-    losses = []
-    for _ in range(20):
-        loss, gradients, params = step(params)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0] - 0.1
-    assert all(leaf.any() for leaf in jax.tree.leaves(gradients))
 
 
 def test_what_lies_beyond_a_table_is_not_a_number():

@@ -1,6 +1,6 @@
 """What JAX does to a layer: compile, differentiate, map, scan, recompute, and run in half precision."""
 
-from functools import cache, partial, reduce
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -164,16 +164,11 @@ def test_mapping_over_inputs_and_parameters_is_a_loop(dtype):
     assert_close(quick_jit(jax.vmap(layer))(xs), np.stack([layer.by_torch(x) for x in xs]))
 
 
-def torch_gradients(x, *layers):
-    """What backpropagation through the PyTorch layers gives, one after another: by each one's parameters, and by x.
-
-    The objective is the sum of squares.
-    """
-    twins, x = [layer.torch_twin() for layer in layers], as_tensor(x).requires_grad_()
-    y = twins[0](x) if len(twins) == 1 else reduce(lambda y, twin: y + twin(y) / 10, twins, x)
-    (y**2).sum().backward()
-    by_params = [{name: array.grad for name, array in twin.named_parameters()} for twin in twins]
-    return [as_params(found, twin.shape.head_dim) for found, twin in zip(by_params, twins, strict=True)], x.grad.numpy()
+def torch_gradients(layer, x):
+    """The gradients of the sum of squares by the parameters of the PyTorch layer."""
+    twin = layer.torch_twin()
+    (twin(as_tensor(x)) ** 2).sum().backward()
+    return as_params({name: array.grad for name, array in twin.named_parameters()}, twin.shape.head_dim)
 
 
 def test_gradients_of_each_example_are_a_loop():
@@ -184,8 +179,7 @@ def test_gradients_of_each_example_are_a_loop():
 
     each = quick_jit(jax.vmap(gradient, in_axes=(None, 0)))(layer.params, xs)
     for row, x in enumerate(xs):
-        (expected,), _ = torch_gradients(x, layer)
-        assert_trees_close(jax.tree.map(lambda array, row=row: array[row], each), expected)
+        assert_trees_close(jax.tree.map(lambda array, row=row: array[row], each), torch_gradients(layer, x))
 
 
 def test_a_mask_is_mapped_over_with_its_row():
@@ -194,41 +188,14 @@ def test_a_mask_is_mapped_over_with_its_row():
     assert_close(mapped, np.stack([layer.by_torch(x, mask=mask) for mask in masks]))
 
 
-@pytest.mark.parametrize(("recomputed", "dtype"), [(False, jnp.float64), (True, jnp.float32)])
-def test_a_scan_over_stacked_layers_is_a_loop(recomputed, dtype):
-    layers = [make(ALL_SITES, seed=seed, **GROUPED, dtype=dtype) for seed in range(3)]
-    layer, x = layers[0], sample(2, 5, 24, dtype=dtype)
-    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *(one.params for one in layers))
-
-    def apply(x, params):
-        return x + layer.under(params)(x) / 10
-
-    def scanned(stacked, x):
-        step = jax.checkpoint(apply) if recomputed else apply
-        return (jax.lax.scan(lambda x, params: (step(x, params), None), x, stacked)[0] ** 2).sum()
-
-    by_params, by_x = quick_jit(jax.grad(scanned, argnums=(0, 1)))(stacked, x)
-    expected, expected_by_x = torch_gradients(x, *layers)
-    assert_trees_close(by_params, jax.tree.map(lambda *arrays: np.stack(arrays), *expected))
-    assert_close(by_x, expected_by_x, what="gradient")
-
-
-def assert_half_precision_is_exact_up_to_rounding(gate, dtype):
+@some_gates
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_exact_up_to_rounding(gate, dtype):
     """The expected numbers are those of the PyTorch layer in float64, given what the roundings to half left."""
     layer, x = make(gate, **EVERYTHING, dtype=dtype), sample(2, 5, 24, dtype=dtype)
     y, expected = quick_jit(layer)(x), layer.by_torch(x)
     assert y.dtype == dtype
     assert largest_gap(y, expected) <= rounding(dtype, expected)
-
-
-@some_gates
-def test_bfloat16_is_exact_up_to_rounding(gate):
-    assert_half_precision_is_exact_up_to_rounding(gate, jnp.bfloat16)
-
-
-@some_gates
-def test_float16_is_exact_up_to_rounding(gate):
-    assert_half_precision_is_exact_up_to_rounding(gate, jnp.float16)
 
 
 @cache

@@ -245,13 +245,6 @@ def test_attention_is_one_retrieval_step(library, queries, keys, values):
     assert_close(retrieved, modern_hopfield_update(queries, keys, 0.8))
 
 
-def test_attention_over_batches_of_heads(library):
-    queries, keys, values = (RNG.normal(size=(2, 6, 4)) for _ in range(3))
-    assert_close(
-        library.call(attention_as_hopfield, queries, keys, values), scaled_dot_product_attention(queries, keys, values)
-    )
-
-
 # --- gradients
 
 

@@ -1,7 +1,6 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -57,23 +56,9 @@ def test_several_heads_are_the_sum_of_single_attention_with_projections(library,
 
 
 @few
-@given(q=inputs)
-def test_one_head_is_single_attention_with_projections(library, q):
-    single = scaled_dot_product_attention(q @ W_Q[0], K @ W_K[0], V @ W_V[0]) @ W_O[0]
-    assert_close(library.call(multihead_attention, q, K, V, *(w[:1] for w in WEIGHTS)), single)
-
-
-@few
 @given(order=st.permutations(range(HEADS)))
 def test_the_order_of_heads_does_not_matter(library, order):
     permuted = library.call(multihead_attention, Q, K, V, *(w[order] for w in WEIGHTS), MASK[:, order])
-    assert_close(permuted, multihead_attention(Q, K, V, *WEIGHTS, MASK))
-
-
-@few
-@given(order=st.permutations(range(KEYS)))
-def test_the_order_of_keys_does_not_matter(library, order):
-    permuted = library.call(multihead_attention, Q, K[:, order], V[:, order], *WEIGHTS, MASK[..., order])
     assert_close(permuted, multihead_attention(Q, K, V, *WEIGHTS, MASK))
 
 
@@ -188,12 +173,6 @@ def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
         assert isinstance(result, library.kind)
         assert to_numpy(result).dtype == dtype
         assert_close(result, expected[name], dtype=np.dtype(dtype).name)
-
-
-def test_numpy_constants_mix_with_other_arrays():
-    expected = multihead_attention(Q, K, V, *WEIGHTS, MASK)
-    assert_close(multihead_attention(jnp.asarray(Q), K, V, *WEIGHTS, MASK), expected)
-    assert_close(multihead_attention(torch.from_numpy(Q), K, V, *WEIGHTS, MASK), expected)
 
 
 KEYS_OF_RANDOMNESS = {

@@ -1,7 +1,6 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -342,10 +341,3 @@ def test_bfloat16_stays_bfloat16():
         assert function(scores.abs()).dtype == torch.bfloat16
     expected = gibbs_distribution(scores.to(torch.float32)).to(torch.bfloat16)
     assert torch.equal(gibbs_distribution(scores), expected)
-
-
-def test_a_numpy_mask_mixes_with_other_arrays():
-    mask = np.array([True, False, True, True])
-    expected = gibbs_distribution(SCORES, 1.0, mask)
-    assert_close(gibbs_distribution(jnp.asarray(SCORES), 1.0, mask), expected)
-    assert_close(gibbs_distribution(torch.from_numpy(SCORES), 1.0, mask), expected)
