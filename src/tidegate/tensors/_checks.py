@@ -12,7 +12,7 @@ from tidegate.tensors.namespace import Array, is_floating, namespace_of, unify
 
 
 def check_arrays(**arrays: tuple[Array | None, str]) -> tuple[Any, ...]:
-    """Bring arrays to one kind, as `unify` does, and check their dtypes and shapes; None passes through.
+    """Convert arrays to one kind, as `unify` does, and check their dtypes and shapes; None passes through.
 
     Args:
         **arrays: Each array with its axes, as in `Q=(Q, "..., query, width")`. Axes of one name must have one size; the
@@ -62,7 +62,7 @@ def require_rank(axes: str, **arrays: Array | None) -> None:
 
 
 def require_same_shape(**arrays: Array) -> None:
-    """Raise InputError for an array that has not the shape of the first one."""
+    """Raise InputError for an array whose shape differs from the first one's."""
     (first, array), *others = arrays.items()
     for name, other in others:
         if tuple(other.shape) != tuple(array.shape):

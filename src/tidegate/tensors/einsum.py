@@ -55,7 +55,7 @@ EINSUM_EXAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 class ParsedEinsum(TypedDict):
-    """What `parse_einsum` finds; the lists of indices are sorted and leave out the ellipsis."""
+    """The result of `parse_einsum`; the lists of indices are sorted and leave out the ellipsis."""
 
     inputs: list[str]
     output: str
@@ -169,7 +169,7 @@ def batched_multihead_scores_einsum(Q_h: Array, K_h: Array) -> Array:
 
 
 def parse_einsum(subscripts: str) -> ParsedEinsum:
-    """Take an einsum string apart; spaces do not count.
+    """Parse an einsum string; spaces are ignored.
 
     Without "->" the output is NumPy's: the ellipsis, if any, then the indices that occur exactly once, sorted.
 
@@ -227,7 +227,7 @@ def explain_einsum(subscripts: str) -> str:
 
 
 def _contract(subscripts: str, **operands: Array) -> Array:
-    """Evaluate an einsum whose string is also the check of ranks, of sizes and of batch axes."""
+    """Evaluate an einsum, whose string also defines the checks of ranks, sizes and batch axes."""
     terms = subscripts.split("->")[0].split(",")
     xp, *arrays = check_arrays(
         **{name: (array, _index_list(term)) for (name, array), term in zip(operands.items(), terms, strict=True)}

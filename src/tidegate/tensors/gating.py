@@ -21,18 +21,18 @@ from tidegate.tensors.random import normal, split
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateSources:
-    """All that a gate may read, raw: before other gates, norms and rotation. What is not there yet is None."""
+    """Everything that a gate may read, before other gates, norms and rotation; None if not available."""
 
     input: Array = None
     """(..., T, d): the layer's input."""
     context: Array = None
-    """(..., S, d): what is attended to; None is the input itself, self-attention."""
+    """(..., S, d): the attended sequence; None is the input itself, self-attention."""
     query: Array = None
     """(..., H, T, h)"""
     value: Array = None
     """(..., G, S, h)"""
     output: Array = None
-    """(..., H, T, h): the attention output, a sink in its softmax included"""
+    """(..., H, T, h): the attention output, with any sink in its softmax"""
     partition: Array = None
     """(..., H, T): the logarithm of the partition function; -inf for a query that may see nothing"""
 
@@ -114,7 +114,7 @@ def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, nu
     named = dict(zip(parameters, map(accumulate, arrays), strict=True))
     logits = accumulate(reads)
     if gate.is_input_independent:
-        # Of its own width only once the bias is there.
+        # The bias defines the width.
         logits = xp.zeros_like(xp.sum(logits, axis=-1, keepdims=True) + xp.zeros((num_heads, 1, 1), dtype=logits.dtype))
     for name in ("weight", "weight_down", "weight_up"):
         if name in named:

@@ -129,10 +129,10 @@ def verify_gradients(
     index: Literal["source", "query"] = "source",
     mask: Array | None = None,
 ) -> dict[str, bool]:
-    """Compare the hand-derived gradients with the library's own: dL_dQ, dL_dK, dL_dV, all_correct.
+    """Compare the hand-derived gradients with the library's own, in a dict of dL_dQ, dL_dK, dL_dV and all_correct.
 
-    With `W_g` those of bilinearly modulated attention, dL_dW_g too. JAX and PyTorch arrays are judged by automatic
-    differentiation, NumPy arrays by central differences.
+    With `W_g` those of bilinearly modulated attention, dL_dW_g too. The reference is automatic
+    differentiation for JAX and PyTorch arrays, central differences for NumPy arrays.
     """
     arrays, loss = _loss(Q, K, V, W_g, index, mask)
     return gradients_agree(_analytic(arrays, index, mask), gradients(loss, arrays), rtol=rtol, atol=atol)

@@ -8,7 +8,7 @@ from tidegate.tensors.namespace import Array, Namespace, namespace_of
 
 
 def repeat_heads(x: Array, num_heads: int) -> Array:
-    """Repeat each head of (..., heads, m, n) in place until there are `num_heads`: group g serves its own heads."""
+    """Repeat each head of (..., heads, m, n) until there are `num_heads`; copies of a head are adjacent."""
     require_rank("..., heads, row, column", x=x)
     *leading, heads, rows, columns = x.shape
     if num_heads % heads:
@@ -19,7 +19,7 @@ def repeat_heads(x: Array, num_heads: int) -> Array:
 
 
 def merge_groups(x: Array, num_groups: int) -> Array:
-    """Put the heads of each group side by side: (..., H, T, h) → (..., groups, T, (H / groups) h)."""
+    """Concatenate the heads of each group: (..., H, T, h) → (..., groups, T, (H / groups) h)."""
     xp, grouped = _grouped(x, num_groups)
     *leading, size, positions, width = grouped.shape
     return xp.reshape(xp.moveaxis(grouped, -3, -2), (*leading, positions, size * width))
@@ -37,7 +37,7 @@ def split_groups(x: Array, group_size: int) -> Array:
 
 
 def sum_groups(x: Array, num_groups: int) -> Array:
-    """Add up the heads of each group, (..., H, m, n) → (..., groups, m, n): the transpose of `repeat_heads`."""
+    """Sum the heads of each group, (..., H, m, n) → (..., groups, m, n): the transpose of `repeat_heads`."""
     xp, grouped = _grouped(x, num_groups)
     return xp.sum(grouped, axis=-3)
 

@@ -1,7 +1,7 @@
 """Associative memory: stored patterns as minima of an energy, retrieval as descent, attention as one step of it.
 
-`patterns` are `(..., num_patterns, d)` and a `state` is `(..., d)`; their leading axes broadcast, so that many states
-can be held against one set of patterns. `beta` is an inverse temperature, one number above 0.
+`patterns` are `(..., num_patterns, d)` and a `state` is `(..., d)`; their leading axes broadcast, so many states
+can share one set of patterns. `beta` is an inverse temperature, one number above 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.tensors.softmax import free_energy, gibbs_distribution
 
 
 class Retrieval(NamedTuple):
-    """What `hopfield_retrieve` found, and the way there."""
+    """The result of `hopfield_retrieve`."""
 
     state: Array
     """(..., d), the last state."""
@@ -32,7 +32,7 @@ class Retrieval(NamedTuple):
     """(..., max_iterations + 1), the energy at each point of the trajectory; it never rises."""
 
     num_iterations: Array
-    """(...) integer, the updates made before the state stood still."""
+    """(...) integer, the number of updates before the state converged."""
 
 
 def classical_hopfield_energy(state: Array, patterns: Array) -> Array:
@@ -46,10 +46,10 @@ def classical_hopfield_energy(state: Array, patterns: Array) -> Array:
 
 
 def classical_hopfield_update(state: Array, patterns: Array) -> Array:
-    r"""Give every neuron at once the sign of its field: $s' = \mathrm{sign}(W s)$, W as in the energy, entries ±1.
+    r"""Set every neuron at once to the sign of its field: $s' = \mathrm{sign}(W s)$, W as in the energy, entries ±1.
 
-    A field of exactly 0 keeps the neuron as it is. Turning one neuron never raises the energy; turning all at once,
-    as here, may, and may end in a cycle of two states.
+    A field of exactly 0 keeps the neuron. Updating one neuron never raises the energy; updating all at once, as here,
+    may, and may end in a cycle of two states.
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     field = _hebb_field(state, patterns)
@@ -83,8 +83,8 @@ def hopfield_retrieve(
 ) -> Retrieval:
     r"""Repeat `modern_hopfield_update` until a step is no longer than `tol`, at most `max_iterations` times.
 
-    A state that has come to rest stays as it is for the remaining iterations, so that all shapes are fixed beforehand
-    and batches may stop at different times. An energy of the trajectory is never above the one before it.
+    A converged state is kept for the remaining iterations, so that shapes are fixed and rows of a batch may converge at
+    different times. The energy never rises along the trajectory.
     """
     xp, query, patterns = _state_and_patterns(query, patterns, name="query")
     require_count(1, max_iterations=max_iterations)
@@ -105,7 +105,7 @@ def hopfield_retrieve(
 
 
 def attention_as_hopfield(queries: Array, keys: Array, values: Array, beta: float | None = None) -> Array:
-    r"""Retrieve by keys, answer with values: $\mathrm{softmax}(\beta Q K^T) V$.
+    r"""Return $\mathrm{softmax}(\beta Q K^T) V$, retrieval by keys with separate values.
 
     With β = 1/√d, the default, this is scaled dot-product attention; with values equal to the keys it is one
     `modern_hopfield_update` of every query.
@@ -131,8 +131,8 @@ def attention_as_hopfield(queries: Array, keys: Array, values: Array, beta: floa
 def separation_quality(patterns: Array) -> Array:
     r"""Return each pattern's distance from the others, $\Delta_i = \min_{j \ne i} (x_i \cdot x_i - x_i \cdot x_j)$.
 
-    Ramsauer et al. 2020, definition 2: large and positive is easy to retrieve; 0 has a twin; below 0 lies under another
-    pattern's shadow. A single pattern has no rival: `inf`.
+    Ramsauer et al. 2020, definition 2: large and positive is easy to retrieve; 0 has a duplicate; below 0 another
+    pattern has the larger overlap. A single pattern has `inf`.
 
     Returns:
         (..., num_patterns), one value for each pattern
@@ -181,11 +181,11 @@ def retrieval_basin(
     beta: float = 1.0,
     key: Any = None,
 ) -> Array:
-    """Return the share of noisy starts from which `hopfield_retrieve` comes back to a pattern, (...).
+    """Return the share of noisy starts from which `hopfield_retrieve` recovers a pattern, (...).
 
-    A start is the pattern plus normal noise of standard deviation `noise_scale` in every coordinate. It comes back if
-    it ends nearer to the pattern than half the distance from the pattern to the nearest other one. Of two equal
-    patterns neither is ever retrieved; a single pattern always is.
+    A start is the pattern plus normal noise of standard deviation `noise_scale` in every coordinate. It is
+    recovered if it ends nearer to the pattern than half the distance from the pattern to the nearest other one. Of two
+    equal patterns neither is ever recovered; a single pattern always is.
 
     Args:
         pattern_idx: Index of the pattern, from -num_patterns to num_patterns - 1.
@@ -210,7 +210,7 @@ def retrieval_basin(
 def retrieval_success(
     key: Any, d: int, num_patterns: int, *, beta: float = 1.0, noise_scale: float = 0.5, num_trials: int = 100
 ) -> Array:
-    """Measure the share of random stored patterns that come back from noise: the practical side of `modern_capacity`.
+    """Measure the share of random stored patterns that are recovered from noise; `modern_capacity` is the theory.
 
     One set of patterns is drawn, uniform on the sphere of radius √d. Trial t starts at pattern t modulo `num_patterns`
     plus noise, and is judged as in `retrieval_basin`. The result is a number from 0 to 1, of the key's kind.

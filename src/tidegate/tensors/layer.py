@@ -62,7 +62,7 @@ class LayerTrace:
     mask: Array | None
     """(..., T, S) bool, all restrictions together; None sees everything."""
     weights: Array
-    """(..., H, T, S), of the keys alone: a sink takes its share of what they give"""
+    """(..., H, T, S), of the keys only; a sink scales down what they contribute"""
     heads: Array
     """(..., H, T, h): the attention output, gated."""
     projected: Array
@@ -137,7 +137,7 @@ class AttentionArrays:
 
     @property
     def shape(self) -> HeadShape:
-        """The layer's sizes, as its gates see them."""
+        """The layer's sizes, for its gates."""
         heads, d_model, head_dim = self.W_Q.shape
         return HeadShape(d_model=d_model, num_heads=heads, num_kv_heads=self.W_K.shape[0], head_dim=head_dim)
 
@@ -234,7 +234,7 @@ class AttentionArrays:
         return target if gate is None else apply_gate(gate, target, sources, self.gate_parameters[path])
 
     def norm_and_rotate(self, x: Array, norm: Array | None, positions: Array | None) -> Array:
-        """Normalize and rotate queries or keys (..., heads, T, h), as far as the layer does."""
+        """Apply the layer's norm and rotation, if any, to queries or keys (..., heads, T, h)."""
         x = x if norm is None else rms_norm(x, norm, epsilon=self.norm_epsilon)
         if self.rotary is None:
             return x
@@ -278,7 +278,7 @@ class AttentionArrays:
     def of_kind(
         self, x: Array, context: Array | None, mask: Array | None
     ) -> tuple[AttentionArrays, Array, Array, Array]:
-        """Check the inputs, and bring NumPy constants among layer and inputs over to the caller's kind of array."""
+        """Check the inputs, and convert NumPy constants among layer and inputs to the caller's kind of array."""
         own = self.parameters()
         _, x, context, mask, *arrays = unify(x=x, context=context, mask=mask, **own)
         check_arrays(

@@ -27,11 +27,11 @@ from tidegate.tensors.rotary import rotate
 
 
 class GateGradients(NamedTuple):
-    """What a gate hands back: to its target, to the one source that it reads, and to its parameters."""
+    """The gradients of a gate's target, of the one source that it reads, and of its parameters."""
 
     target: Array
     source: Array | None
-    """None where the gate gives no gradient to what it reads."""
+    """None if the gate passes no gradient to what it reads."""
     parameters: dict[str, Array]
 
 
@@ -152,7 +152,7 @@ def verify_layer_gradients(
 ) -> dict[str, bool]:
     r"""Compare `layer_backward` with the library's own gradients for $L = \frac12 \sum y^2$, name by name.
 
-    JAX and PyTorch arrays are judged by automatic differentiation, NumPy arrays by central differences.
+    The reference is automatic differentiation for JAX and PyTorch arrays, central differences for NumPy arrays.
 
     Returns:
         dL_dx, dL_dcontext if there is one, dL_d<name> for each of `layer.parameters()`, and all_correct

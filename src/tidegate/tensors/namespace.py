@@ -1,4 +1,4 @@
-"""One array library at a time: find the caller's, bring NumPy constants over to it, add what the array API lacks."""
+"""Find the caller's array library, convert NumPy constants to it, and add what the array API lacks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Views of attention, masks, temperature, gradients and Hopfield energies, each a matplotlib figure.
 
-Arrays of any library are taken, with or without gradient. The figures are not registered with pyplot: nothing is left
-open, and nobody has to close them. Colors are safe for color-blind readers; entropies are in nats.
+Arrays may come from any library, with or without gradient. The figures are not registered with pyplot and need not be
+closed. Colors are safe for color-blind readers; entropies are in nats.
 """
 
 from __future__ import annotations
@@ -380,7 +380,7 @@ def _integer_ticks(axes: Any) -> None:
 
 
 def _name_ticks(axis: Any, labels: Sequence[str] | None, size: int, name: str) -> None:
-    """Name the ticks: all of them, or evenly spaced ones where there are too many to read."""
+    """Label all ticks, or evenly spaced ones if there are too many to read."""
     if labels is None:
         return
     _require_length(name, labels, size)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: each pair of channels turns by an angle proportional to the position."""
+"""Rotary position embedding: each pair of channels is rotated by an angle proportional to the position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, *, like: Arra
 
 
 def rotate(x: Array, angles: Array) -> Array:
-    r"""Turn channel i and channel i + w/2 of the first w channels by the i-th angle; a rotation, so norms stay.
+    r"""Rotate channels i and i + w/2 of the first w channels by the i-th angle, which preserves norms.
 
     Args:
         x: (..., T, h)

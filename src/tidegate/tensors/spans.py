@@ -1,6 +1,6 @@
 """Which keys a block of queries sees, in whole numbers: what every framework cuts its attention calls by.
 
-A *segment* is a run of positions that attend to each other alone: a row of a batch, or one packed document. Its queries
+A *segment* is a run of positions that attend only to each other: a row of a batch, or one packed document. Its queries
 are cut into blocks so that a block's keys are at most three runs: those that only the earlier queries see (the left
 edge), those that all of them see, and those that only the later queries see (the right edge). Blocks of one shape can
 be attended to in one call; the results for the runs of one block are joined by their log-partitions.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Segment(NamedTuple):
-    """Positions that see each other alone; the queries are the last of the keys."""
+    """Positions that attend only to each other; the queries are the last of the keys."""
 
     first_query: int
     num_queries: int

@@ -112,7 +112,7 @@ def _reduced_scores(
 
 
 def _center_on_support(values: Array, support: Array) -> Array:
-    """Subtract the mean over the support, and put 0 off it."""
+    """Subtract the mean over the support, and set the rest to 0."""
     xp = namespace_of(values)
     count = xp.sum(xp.astype(support, values.dtype), axis=-1, keepdims=True)
     total = xp.sum(xp.where(support, values, 0.0), axis=-1, keepdims=True)
