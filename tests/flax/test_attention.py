@@ -194,9 +194,9 @@ def test_positions_of_another_shape_are_refused_also_where_nothing_turns(options
 
 def test_an_input_of_whole_numbers_is_refused():
     layer, across = make("bma"), make("g1", causal=False)
-    with pytest.raises(TypeError, match=opening("x must be floating; got int32.")):
+    with pytest.raises(TypeError, match=opening("x must be floating, got int32.")):
         shapes(layer, np.zeros((2, 5, 24), np.int32))
-    with pytest.raises(TypeError, match=opening("context must be floating; got bool.")):
+    with pytest.raises(TypeError, match=opening("context must be floating, got bool.")):
         shapes(lambda x: across(x, context=np.zeros((2, 5, 24), bool)), sample(2, 5, 24))
 
 
@@ -231,7 +231,7 @@ def test_lists_and_strings_are_refused_in_words():
     with pytest.raises(TypeError, match=opening("mask must be an array, got list. Use jnp.asarray(mask).")):
         layer(x, mask=[[True]])
     message = (
-        "cache must be a KVCache of tidegate.flax; got list. Make it with init_cache; a model takes a list of them as "
+        "cache must be a KVCache of tidegate.flax, got list. Make it with init_cache; a model takes a list of them as "
         "caches."
     )
     with pytest.raises(TypeError, match=opening(message)):

@@ -311,7 +311,7 @@ def test_what_is_no_array_and_no_list_of_caches_is_refused_with_what_makes_one()
     (cache, _) = init_caches(config, batch=1, max_length=2)
     with pytest.raises(TypeError, match=r"^caches must be stacked if the blocks are, and only then"):
         apply_model_cached(params, sample(1, 1), config, caches=cache)
-    with pytest.raises(TypeError, match=r"^caches must be a list of KVCache; got dict\. Make it with init_caches\.$"):
+    with pytest.raises(TypeError, match=r"^caches must be a list of KVCache, got dict\. Make it with init_caches\.$"):
         apply_model_cached(params, sample(1, 1), config, caches={0: cache})
 
 

@@ -28,8 +28,8 @@ def test_a_mask_gets_all_four_axes(shape, dtype):
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.complex64])
 def test_a_mask_of_another_kind_is_refused(dtype):
     message = (
-        "mask must be bool, True where a query may attend, or floating, added to the scores; "
-        f"got {np.dtype(dtype)}. Compare it, as in mask != 0."
+        f"mask must be bool (True = attend) or floating (added to the scores), got {np.dtype(dtype)}. "
+        "Compare it, as in mask != 0."
     )
     with pytest.raises(TypeError, match=opening(message)):
         require_mask(np.ones((3, 5), dtype), SHAPE)
@@ -50,7 +50,7 @@ def test_a_mask_of_another_shape_is_refused(shape):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_])
 def test_segment_ids_are_integers(dtype):
-    with pytest.raises(TypeError, match=opening(f"segment_ids must be integers; got {np.dtype(dtype)}.")):
+    with pytest.raises(TypeError, match=opening(f"segment_ids must be integers, got {np.dtype(dtype)}.")):
         segment_mask(IDS.astype(dtype), batch=2, num_positions=5)
 
 

@@ -275,7 +275,7 @@ def _require_inputs(
     )
     for name, array in (("x", x), ("context", context)):
         if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(f"{name} must be floating; got {array.dtype}.")
+            raise TypeError(f"{name} must be floating, got {array.dtype}.")
     if info.positions is not None:
         require_positions_shape(info.positions.shape, *x.shape[:2])
     require_params(params, _expected_shapes(config))

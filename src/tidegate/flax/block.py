@@ -254,7 +254,7 @@ def _loop(
 def require_caches(caches: Caches, num_layers: int, *, scanned: bool) -> None:
     """Raise an error unless there is a cache for each block, stacked if the blocks are."""
     if not isinstance(caches, Sequence):
-        raise TypeError(f"caches must be a list of KVCache; got {type(caches).__name__}. Make it with init_caches.")
+        raise TypeError(f"caches must be a list of KVCache, got {type(caches).__name__}. Make it with init_caches.")
     if isinstance(caches, KVCache) != scanned:
         raise TypeError("caches must be stacked if the blocks are, and only then: see stack_layers and unstack_layers.")
     require_num_caches(caches.key.shape[0] if isinstance(caches, KVCache) else len(caches), num_layers)

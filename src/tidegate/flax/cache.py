@@ -41,7 +41,7 @@ def require_cache(cache: object) -> None:
     """Raise TypeError for anything that is not a cache, such as a list of them."""
     if not isinstance(cache, KVCache):
         raise TypeError(
-            f"cache must be a KVCache of tidegate.flax; got {type(cache).__name__}. Make it with init_cache; a model "
+            f"cache must be a KVCache of tidegate.flax, got {type(cache).__name__}. Make it with init_cache; a model "
             "takes a list of them as caches."
         )
 

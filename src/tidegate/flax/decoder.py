@@ -110,7 +110,7 @@ def apply_model_cached(
     info = SequenceInfo(mask, positions)
     result = run_model(params, tokens, config, info, caches=caches, num_logits=num_logits, dropout_key=dropout_key)
     if result.caches is None:
-        raise TypeError("caches must be a list of KVCache; got None. Make it with init_caches.")
+        raise TypeError("caches must be a list of KVCache, got None. Make it with init_caches.")
     return result.logits, result.caches
 
 

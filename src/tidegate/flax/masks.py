@@ -60,7 +60,7 @@ def require_mask(mask: Array, shape: tuple[int, int, int, int]) -> Array:
     require_mask_array(mask)
     if mask.dtype != jnp.bool_ and not jnp.issubdtype(mask.dtype, jnp.floating):
         raise TypeError(
-            f"mask must be bool, True where a query may attend, or floating, added to the scores; got {mask.dtype}. "
+            f"mask must be bool (True = attend) or floating (added to the scores), got {mask.dtype}. "
             "Compare it, as in mask != 0."
         )
     require_mask_shape(tuple(mask.shape), shape)
@@ -75,7 +75,7 @@ def require_mask_array(mask: object) -> None:
 def segment_mask(segment_ids: Array, *, batch: int, num_positions: int) -> Array:
     """Return the mask (B, 1, T, T) of segments (B, T): positions see their own segment only."""
     if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
-        raise TypeError(f"segment_ids must be integers; got {segment_ids.dtype}.")
+        raise TypeError(f"segment_ids must be integers, got {segment_ids.dtype}.")
     if segment_ids.shape != (batch, num_positions):
         raise InputError("segment_ids", expected=f"of shape {(batch, num_positions)}", got=tuple(segment_ids.shape))
     return (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]

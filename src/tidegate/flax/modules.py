@@ -252,7 +252,7 @@ def require_bool_mask(mask: Array | None) -> None:
     require_mask_array(mask)
     if mask.dtype != jnp.bool_:
         raise TypeError(
-            f"mask must be bool, True where a query may attend; got {mask.dtype}. "
+            f"mask must be bool, True where a query may attend, got {mask.dtype}. "
             "Make it with dtype=bool, or compare it, as in mask != 0."
         )
 
