@@ -25,7 +25,7 @@ def config_of(**options):
 
 
 def shapes(function, *arguments):
-    """What the function gives, in shapes alone; what it refuses, it refuses here as it would under `jit`."""
+    """What the function gives, in shapes alone; what it rejects, it rejects here as it would under `jit`."""
     return jax.eval_shape(function, *arguments)
 
 
@@ -98,7 +98,7 @@ def test_a_rotary_embedding_is_given_or_switched_on(rope, expected):
 
 
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 23), (1, 2, 5, 24)])
-def test_an_input_of_another_shape_is_refused(shape):
+def test_an_input_of_another_shape_is_rejected(shape):
     layer, across = make("bma"), make("g1", causal=False)
     with rejects("x"):
         shapes(layer, sample(*shape))
@@ -113,7 +113,7 @@ def test_a_context_has_the_batch_of_the_input():
 
 
 @pytest.mark.parametrize("gate", ["bma", "value:query:head", "key:query", "output:value", "query:value", "g1+bma"])
-def test_a_gate_that_needs_self_attention_refuses_a_context_and_offers_another(gate):
+def test_a_gate_that_needs_self_attention_rejects_a_context_and_offers_another(gate):
     layer = make(gate, causal=False)
     rejected = next(g for g in layer.config.gates if g.needs_self_attention)
     with pytest.raises(InputError, match=f"^gate must be .*, got '{rejected}'.*Use a gate such as 'bma-query' or 'g1'"):
@@ -121,7 +121,7 @@ def test_a_gate_that_needs_self_attention_refuses_a_context_and_offers_another(g
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": False, "window": 2}, {"window": 2}])
-def test_a_layer_that_compares_positions_refuses_a_context(options):
+def test_a_layer_that_compares_positions_rejects_a_context(options):
     layer = make("bma-query", **options)
     with rejects("context", hint="causal=False and window=None"):
         shapes(lambda x, context: layer(x, context=context), sample(2, 5, 24), sample(2, 7, 24))
@@ -186,13 +186,13 @@ def test_nothing_in_gives_gradients_of_zero(shape, dtype):
 
 
 @pytest.mark.parametrize("options", [{}, {"rope": True}], ids=["plain", "rotary"])
-def test_positions_of_another_shape_are_refused_also_where_nothing_turns(options):
+def test_positions_of_another_shape_are_rejected_also_where_nothing_turns(options):
     layer = make("bma", **options)
     with rejects("positions"):
         shapes(lambda x: layer(x, positions=jnp.arange(4)), sample(2, 5, 24))
 
 
-def test_an_input_of_whole_numbers_is_refused():
+def test_an_input_of_whole_numbers_is_rejected():
     layer, across = make("bma"), make("g1", causal=False)
     with pytest.raises(TypeError, match=opening("x must be floating, got int32.")):
         shapes(layer, np.zeros((2, 5, 24), np.int32))
@@ -219,14 +219,14 @@ def test_an_additive_mask_keeps_the_precision_of_the_scores():
     ],
     ids=str,
 )
-def test_parameters_of_another_configuration_are_refused(change, complaint):
+def test_parameters_of_another_configuration_are_rejected(change, complaint):
     layer = make("bma")
     config = replace(layer.config, **{"head_dim": None, **change})
     with pytest.raises(ValueError, match=f"^params do not fit the configuration: .*{complaint}"):
         shapes(lambda x: gated_attention(layer.params, x, config), sample(2, 5, 24))
 
 
-def test_lists_and_strings_are_refused_in_words():
+def test_lists_and_strings_are_rejected_in_words():
     layer, x = make(), sample(2, 5, 24)
     with pytest.raises(TypeError, match=opening("mask must be an array, got list. Use jnp.asarray(mask).")):
         layer(x, mask=[[True]])

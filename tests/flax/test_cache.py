@@ -166,7 +166,7 @@ def test_a_cache_maps_over_a_batch_of_rows_with_lengths_of_their_own():
     assert_close(y[1], layer.by_torch(x[1:, :1]))
 
 
-def test_an_overflow_that_cannot_be_refused_is_nan_and_not_a_number_that_is_wrong():
+def test_an_overflow_that_cannot_be_rejected_is_nan_and_not_a_number_that_is_wrong():
     layer, x = make("bma"), sample(2, 4, 24)
     step = jax.jit(lambda x, cache: layer(x, cache=cache))
     first, cache = step(x, layer.cache(2, 6))

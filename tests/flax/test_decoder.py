@@ -284,7 +284,7 @@ def test_what_lies_beyond_a_table_is_not_a_number():
         assert np.isnan(found).any((1, 2)).tolist() == [False, True]
 
 
-REFUSED = [
+REJECTED = [
     ({"tokens": jnp.zeros((2, 3))}, "^tokens must be"),
     ({"tokens": jnp.zeros(3, int)}, "^tokens must be"),
     ({"positions": jnp.arange(2)}, "^positions must be"),
@@ -298,13 +298,13 @@ REFUSED = [
 
 @pytest.mark.parametrize("stray", [31, 5000, -1])
 @pytest.mark.parametrize("array", [np.array, jnp.array])
-def test_concrete_tokens_outside_the_vocabulary_are_refused_in_words(stray, array):
+def test_concrete_tokens_outside_the_vocabulary_are_rejected_in_words(stray, array):
     config = TransformerConfig(**SIZES)
     with rejects("tokens", hint="tokenizer"):
         apply_model({}, array([[1, stray]]), config)
 
 
-def test_what_is_no_array_and_no_list_of_caches_is_refused_with_what_makes_one():
+def test_what_is_no_array_and_no_list_of_caches_is_rejected_with_what_makes_one():
     config, params = make()
     with pytest.raises(TypeError, match=r"^tokens must be an array, got list\. Use jnp\.asarray\(tokens\)\.$"):
         apply_model(params, [[1]], config)
@@ -315,8 +315,8 @@ def test_what_is_no_array_and_no_list_of_caches_is_refused_with_what_makes_one()
         apply_model_cached(params, sample(1, 1), config, caches={0: cache})
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_what_makes_no_sense_is_refused_by_name_while_tracing(arguments, message):
+@pytest.mark.parametrize(("arguments", "message"), REJECTED, ids=[row[1] for row in REJECTED])
+def test_what_makes_no_sense_is_rejected_by_name_while_tracing(arguments, message):
     config = TransformerConfig(**SIZES | {"max_length": 16}, positions="learned")
     given = {"tokens": sample(2, 3)} | arguments
     tokens, function = given.pop("tokens"), apply_model_cached if "caches" in given else apply_model
@@ -350,7 +350,7 @@ def test_stacking_and_unstacking_are_inverse():
     assert same(unstack_layers(stack_layers(caches)), caches)
 
 
-def test_an_unknown_feedforward_is_refused():
+def test_an_unknown_feedforward_is_rejected():
     with rejects("kind"):
         init_feedforward(jax.random.key(0), 4, 8, kind="relu")
 
@@ -366,7 +366,7 @@ def test_an_unknown_feedforward_is_refused():
     ],
     ids=str,
 )
-def test_parameters_of_another_configuration_are_refused(change, complaint, stacked):
+def test_parameters_of_another_configuration_are_rejected(change, complaint, stacked):
     config, params = make(gate="bma")
     params = with_stacked_blocks(params) if stacked else params
 

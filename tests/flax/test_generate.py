@@ -175,7 +175,7 @@ def test_generation_ends_once_every_row_has_stopped(model, greedy):
     assert np.array_equal(inside[:, : stopped.shape[1]], stopped)
 
 
-def test_logits_that_are_not_finite_are_refused_after_the_loop(model, greedy):
+def test_logits_that_are_not_finite_are_rejected_after_the_loop(model, greedy):
     config, params = model
     # The options of the test above, which has compiled them.
     stops = greedy[:, 6].tolist()
@@ -251,7 +251,7 @@ def test_filters_work_in_single_precision_on_half_precision_logits():
     assert_close(probabilities.sum(), np.float32(1))
 
 
-REFUSED = [
+REJECTED = [
     ({"prompt": PROMPT[0]}, "^prompt must be"),
     ({"prompt": PROMPT[:, :0]}, "^prompt must be"),
     ({"prompt": PROMPT.astype(float)}, "^tokens must be"),
@@ -280,8 +280,8 @@ def learned():
     return make(positions="learned", num_layers=1)
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_what_makes_no_sense_is_refused_by_name(learned, arguments, message):
+@pytest.mark.parametrize(("arguments", "message"), REJECTED, ids=[row[1] for row in REJECTED])
+def test_what_makes_no_sense_is_rejected_by_name(learned, arguments, message):
     config, params = learned
     given = {"prompt": PROMPT, "max_new_tokens": 2, "temperature": 0} | arguments
     with pytest.raises(ValueError, match=message):

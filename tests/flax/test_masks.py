@@ -26,7 +26,7 @@ def test_a_mask_gets_all_four_axes(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.complex64])
-def test_a_mask_of_another_kind_is_refused(dtype):
+def test_a_mask_of_another_kind_is_rejected(dtype):
     message = (
         f"mask must be bool (True = attend) or floating (added to the scores), got {np.dtype(dtype)}. "
         "Compare it, as in mask != 0."
@@ -39,7 +39,7 @@ def test_a_mask_of_another_kind_is_refused(dtype):
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5,), (2, 5), (4, 3, 5), (3, 4, 3, 5), (1, 2, 4, 3, 5), (2, 4, 5, 3)])
-def test_a_mask_of_another_shape_is_refused(shape):
+def test_a_mask_of_another_shape_is_rejected(shape):
     with rejects("mask", hint="mask[:, None, None, :]"):
         require_mask(np.ones(shape, bool), SHAPE)
     layer = make("g1", causal=False)

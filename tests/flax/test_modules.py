@@ -401,7 +401,7 @@ def test_a_model_in_half_precision_has_half_precision_logits():
 
 
 X = jnp.zeros((2, 3, 24))
-REFUSED = [
+REJECTED = [
     (ValueError, {"inputs_q": jnp.zeros((2, 3, 8))}, "^x must be "),
     (ValueError, {"inputs_k": X + 1}, "^gate must be .*, got 'bma'"),
     (ValueError, {"inputs_v": X}, "inputs_v must be None or the array that inputs_k is"),
@@ -415,21 +415,21 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("error", "arguments", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_what_makes_no_sense_is_refused_by_name(params, error, arguments, message):
+@pytest.mark.parametrize(("error", "arguments", "message"), REJECTED, ids=[row[2] for row in REJECTED])
+def test_what_makes_no_sense_is_rejected_by_name(params, error, arguments, message):
     layer = GatedAttention(4, 24, params=params, rngs=nnx.Rngs(0))
     with pytest.raises(error, match=message):
         layer(**{"inputs_q": X} | arguments)
 
 
-def test_widths_that_heads_do_not_divide_are_refused():
+def test_widths_that_heads_do_not_divide_are_rejected():
     with rejects("in_features"):
         GatedAttention(4, 10, rngs=nnx.Rngs(0))
     with rejects("qkv_features"):
         GatedAttention(4, 24, 9, rngs=nnx.Rngs(0))
 
 
-def test_parameters_that_do_not_fit_are_refused():
+def test_parameters_that_do_not_fit_are_rejected():
     config, params = make(gate="bma")
     with pytest.raises(ValueError, match=r"params do not fit .*blocks.0.attention.attn_gate.output.weight is missing"):
         language_model(replace(config, gate="bma+g1"), params)
@@ -455,7 +455,7 @@ def test_a_model_has_blocks_of_different_widths():
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((0, 24), "num_heads"), (("4", 24), "num_heads"), ((4, 0), "in_features")])
-def test_sizes_are_refused_by_the_names_of_the_constructor(sizes, name):
+def test_sizes_are_rejected_by_the_names_of_the_constructor(sizes, name):
     with rejects(name):
         GatedAttention(*sizes, rngs=nnx.Rngs(0))
 

@@ -51,7 +51,7 @@ def test_scores_depend_on_the_difference_of_positions_only(rotary):
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 5), (2, 4), (1, 2, 5)])
-def test_positions_that_do_not_fit_are_refused(shape):
+def test_positions_that_do_not_fit_are_rejected(shape):
     layer, positions = make("bma", rope=True), np.zeros(shape, int)
     with rejects("positions"):
         jax.eval_shape(lambda x: layer(x, positions=positions), sample(2, 5, 24))

@@ -170,13 +170,13 @@ def test_a_flipped_bit_anywhere_is_noticed(path):
             load_params(path)
 
 
-def test_a_model_of_another_kind_is_refused(path):
+def test_a_model_of_another_kind_is_rejected(path):
     save_model(VisionTransformer(VisionConfig(num_layers=1)), path)
     with rejects("path", hint="a model 'VisionTransformer'"):
         load_params(path)
 
 
-def test_a_pickle_is_refused_and_not_read(path):
+def test_a_pickle_is_rejected_and_not_read(path):
     torch.save(make_torch().state_dict(), path)
     with rejects("path"):
         load_params(path)
@@ -187,7 +187,7 @@ def test_a_file_that_is_not_there_is_missed_by_name(path):
         load_params(path)
 
 
-def test_parameters_of_another_configuration_are_refused(path):
+def test_parameters_of_another_configuration_are_rejected(path):
     config, params = make(gate="bma")
     missing = "params do not fit the configuration: stack.blocks.0.attention.attn_gate.output.weight is missing"
     with pytest.raises(ValueError, match=missing):

@@ -177,7 +177,7 @@ def test_gpt_oss_takes_the_weights_of_a_sink():
 
 
 @pytest.mark.parametrize("changes", [{"rope_type": "llama3"}, {"mscale": 1.0}, {"factor": None}], ids=str)
-def test_a_scaling_that_is_not_read_is_refused(changes):
+def test_a_scaling_that_is_not_read_is_rejected(changes):
     config = SimpleNamespace(head_dim=8, rope_parameters=YARN | changes)
     with rejects("rope_parameters"):
         gpt_oss_layer(config, 0)
