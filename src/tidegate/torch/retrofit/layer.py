@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from tidegate._validation import InputError
-from tidegate.gate import Gate, GatePath
+from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.torch.gate import AttentionGate, AttentionGates, GateReads
 from tidegate.torch.kernel import require_no_tracing
@@ -109,8 +109,6 @@ class GatedLayer:
         at_output = any("output" in (gate.site, gate.reads) for gate in gates)
         self.acts_in_function = at_output and layout.in_function
         self.acts_before_output = at_output and not layout.in_function
-        self.shares = self.acts_before_output or any(_reads_elsewhere(gate, layout) for gate in gates)
-        """Whether one hook of the layer reads what another hook receives."""
         self.hooks = tuple(_projection_hooks(self))
 
     def install(self, modules: nn.Module) -> None:
@@ -118,8 +116,7 @@ class GatedLayer:
         attention = self.layout.module
         attention.add_module(GATES_NAME, modules)
         attention.register_forward_pre_hook(self, with_kwargs=True)
-        if self.shares:
-            attention.register_forward_hook(self.end_call, always_call=True)
+        attention.register_forward_hook(self.end_call, always_call=True)
         for hook in self.hooks:
             hook.move(hook.slot.module)
 
@@ -155,9 +152,7 @@ class GatedLayer:
         require_no_tracing()
         for hook in self.hooks:
             hook.move(hook.slot.module)
-        reads = LayerReads(input=args[0] if args else kwargs[self.layout.input_name])
-        if self.shares:
-            self.call.reads = reads
+        self.call.reads = reads = LayerReads(input=args[0] if args else kwargs[self.layout.input_name])
         if not self.acts_in_function:
             return None
         if (name := implementation_of(module)) not in _OWN_IMPLEMENTATIONS:
@@ -221,8 +216,8 @@ class _PartsHook(_ProjectionHook):
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Tensor:
         (output,) = _result
-        reads = self.layer.call.reads if self.layer.shares else None
-        reads = LayerReads(input=_args[0]) if reads is None else reads
+        # A model may call a projection outside of its attention module.
+        reads = self.layer.call.reads or LayerReads(input=_args[0])
         if self.of_context:
             reads.context = _args[0]
         # Latents of one head have an axis of their own.
@@ -282,20 +277,6 @@ def _move_hooks(owner: nn.Module, name: str, module: nn.Module) -> None:
 
 # Hooks move at once, not at the next forward pass, because a compiled model cannot move them while it runs.
 register_module_module_registration_hook(_move_hooks)
-
-
-def _reads_elsewhere(gate: Gate, layout: AttentionLayout) -> bool:
-    """Return whether the gate reads something that its own hook does not receive."""
-    part = layout.parts.get(gate.site) if gate.site in _PARTS else None
-    if part is not None and part.source == "inner" and gate.reads == "input":
-        return True
-    match gate.site:
-        case "dense":
-            return True
-        case "output":
-            return gate.reads in ("query", "value")
-        case _:
-            return gate.reads not in ("input", "nothing", gate.site)
 
 
 def _projection_hooks(layer: GatedLayer) -> Iterator[_ProjectionHook]:
