@@ -10,6 +10,7 @@ from errors import rejects
 from peft import LoraConfig, get_peft_model
 from retrofit_models import inputs_of, logits, merge_adapters, stir, tiny
 from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations, parametrize
@@ -223,5 +224,20 @@ def test_gates_act_once_and_learn_in_a_sharded_model(mesh, gate, parts):
 
 def test_gates_are_added_before_a_model_is_sharded(mesh):
     model = fully_shard(plain(), mesh=mesh)
-    with rejects("model", hint="add gates first"):
+    with rejects("model", hint="Add gates first"):
         add_gates(model)
+
+
+@pytest.mark.parametrize("save", [save_gates, save_pretrained])
+def test_a_sharded_model_is_saved_from_a_whole_copy(mesh, tmp_path, save):
+    model = gated("bma+g1")
+    expected = logits(model)
+    fully_shard(model, mesh=mesh)
+    with rejects("model", hint="get_model_state_dict"):
+        save(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+    whole = plain(seed=1)
+    add_gates(whole, "bma+g1", activation=None)
+    whole.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))
+    save(whole, tmp_path)
+    assert torch.equal(logits(whole), expected)

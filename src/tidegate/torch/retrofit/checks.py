@@ -40,12 +40,7 @@ def require_model(model: PreTrainedModel) -> None:
         raise cannot_gate(
             model, "some of its weights are on the meta device and have no values; load the whole model onto a device"
         )
-    # A model can only be sharded where this was imported, which takes a tenth of a second.
-    sharded: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    if any(isinstance(weight, sharded) for weight in model.parameters()):
-        raise cannot_gate(
-            model, "its weights are sharded, and new gates would not be; add gates first, then call fully_shard"
-        )
+    require_whole_weights(model, "New gates would not be sharded. Add gates first, then call fully_shard.")
     if (name := stock_implementation(implementation_in(model))) not in STOCK_IMPLEMENTATIONS:
         known = " or ".join(map(repr, STOCK_IMPLEMENTATIONS))
         raise cannot_gate(
@@ -53,6 +48,14 @@ def require_model(model: PreTrainedModel) -> None:
         )
     if hasattr(model.base_model, "set_attention_type"):
         raise cannot_gate(model, "it replaces its attention modules as its inputs grow, and gates would be lost")
+
+
+def require_whole_weights(model: PreTrainedModel, hint: str) -> None:
+    """Raise InputError if weights are sharded, as by fully_shard."""
+    # Sharded weights exist only after this import, which takes a tenth of a second.
+    sharded: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if any(isinstance(weight, sharded) for weight in model.parameters()):
+        raise InputError("model", expected="one whose weights are not sharded", got=type(model).__name__, hint=hint)
 
 
 def explain_failure(model: PreTrainedModel, error: Exception) -> InputError:

@@ -23,9 +23,9 @@ from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._validation import InputError
 from tidegate.gate import Gate
 from tidegate.gates import Gates
-from tidegate.torch.retrofit.checks import require_model
+from tidegate.torch.retrofit.checks import require_model, require_whole_weights
 from tidegate.torch.retrofit.install import install_gates, remove_gates
-from tidegate.torch.retrofit.layer import acting_layers, require_gates
+from tidegate.torch.retrofit.layer import GatedLayer, acting_layers, require_gates
 from tidegate.torch.retrofit.layout import weight_of
 from tidegate.torch.retrofit.record import RECORD_NAME
 from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
@@ -77,9 +77,7 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
     """
     base = unwrap_model(model)
     layers = acting_layers(base)
-    require_gates(base, layers)
-    for layer in layers.values():
-        layer.require_plain_gates()
+    require_savable(base, layers)
     weights = {name: weight.detach().contiguous() for name, weight in _weights(base).items()}
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,6 +98,18 @@ def save_gates(model: nn.Module, directory: str | Path) -> None:
         layers={path: tuple(layer.gates) for path, layer in layers.items()},
     )
     write_content(folder / DESCRIPTION, json.dumps(add_checksum(asdict(description)), indent=1).encode())
+
+
+def require_savable(model: PreTrainedModel, layers: dict[str, GatedLayer]) -> None:
+    """Raise InputError unless the model has gates, without adapters around them, and whole weights."""
+    require_gates(model, layers)
+    for layer in layers.values():
+        layer.require_plain_gates()
+    require_whole_weights(
+        model,
+        "Load its full state dict into a copy that is not sharded, and save that; "
+        "get_model_state_dict of torch.distributed.checkpoint.state_dict gathers it.",
+    )
 
 
 def load_gates(model: nn.Module, directory: str | Path) -> None:

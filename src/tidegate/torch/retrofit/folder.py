@@ -18,9 +18,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from tidegate._files import fix_permissions
 from tidegate._text import list_some
 from tidegate._validation import InputError
-from tidegate.torch.retrofit.files import DESCRIPTION, fill, load_gates, save_gates
+from tidegate.torch.retrofit.files import DESCRIPTION, fill, load_gates, require_savable, save_gates
 from tidegate.torch.retrofit.install import install_gates
-from tidegate.torch.retrofit.layer import GATES_NAME, acting_layers, require_gates
+from tidegate.torch.retrofit.layer import GATES_NAME, acting_layers
 from tidegate.torch.retrofit.probe import keep_random_state
 from tidegate.torch.retrofit.record import RECORD_NAME, recorded_gates
 from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
@@ -40,8 +40,6 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
         directory: Created if it does not exist.
     """
     base = unwrap_model(model)
-    layers = acting_layers(base)
-    require_gates(base, layers)
     if base is not model or has_adapters(base):
         remedy = (
             "Write them with model.save_pretrained(DIR), load them around the gated model with peft's "
@@ -52,8 +50,7 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
         raise InputError(
             "model", expected="without adapters, which would be lost", got=type(model).__name__, hint=remedy
         )
-    for layer in layers.values():
-        layer.require_plain_gates()
+    require_savable(base, acting_layers(base))
     if others := _weight_files(Path(directory), variant=None):
         hint = f"transformers would load {others[0].name} without the gates. Choose another, or remove the file."
         raise InputError("directory", expected="one without another model", got=Path(directory), hint=hint)
