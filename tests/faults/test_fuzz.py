@@ -383,7 +383,7 @@ def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monke
         "tidegate.cli.study._answer",
         "tidegate.cli.train.do_training",
         "tidegate.cli.train.launch_training",
-        "tidegate.cli.train.print_estimate",
+        "tidegate.cli.train._print_estimate",
         "tidegate.lab.tasks.tokenizing.tokenize",
     ):
         # Where options are good the work would begin, which is not what is tried here.

@@ -59,8 +59,8 @@ def test_a_variant_that_is_only_a_placebo_is_not_spoken_of(summary):
 
 def test_then_what_it_rests_on(summary):
     text = answer(summary)
-    parameters, tokens = summary.control.num_parameters, summary.control.tokens
-    assert f"This rests on 3 seeds of models with {parameters:,} parameters and {tokens:,} tokens" in text
+    longest = summary.control.longest
+    assert f"3 seeds of models with {longest.num_parameters:,} parameters and {longest.tokens:,} tokens" in text
     assert "at one untuned setting" in text
 
 
