@@ -1,4 +1,4 @@
-"""Language models of ours and of others, loaded to be measured: their tokens, their curvature, their gauge."""
+"""Load language models, ours and Hugging Face's, and measure their tokens, curvature and gauge."""
 
 from __future__ import annotations
 

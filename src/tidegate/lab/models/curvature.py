@@ -1,8 +1,8 @@
-"""The curvature of the layers of a trained model: the distribution of slice curvature, layer by layer.
+"""Measure the distribution of slice curvature for each layer of a trained model.
 
-A layer is taken as a map from the input at one position, all others fixed, to the outputs at that position and all that
-follow. Planes are drawn at random from the input's space. Curvature is relative, K times the mean squared length of an
-output: a sphere about the origin has 1.
+A layer is taken as a map from the input at one position, all others fixed, to the outputs at that and all later
+positions. Planes are random in the input space. Curvature is relative, K times the mean squared norm of an output: a
+sphere about the origin has 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidegate.torch import plain_kernel
 
 
 class _Call(NamedTuple):
-    """One call of a layer: its input (1, T, d), and how to repeat it with another."""
+    """One call of a layer: its input (1, T, d), and a function that repeats it with another input."""
 
     input: Tensor
     repeat: Callable[[Tensor], Tensor]
@@ -41,7 +41,13 @@ def model_curvature(
     *,
     tell: Tell = ignore,
 ) -> ModelCurvature:
-    """Measure every layer on windows of tokens (sequences, T); `tell` receives a `PartsDone` for each sequence.
+    """Measure the curvature of every layer on windows of tokens.
+
+    Args:
+        model: The model, loaded with `derivatives=True`.
+        windows: (sequences, positions) tokens.
+        sampling: Which layers, and how many positions and planes; None takes the defaults.
+        tell: Receives a `PartsDone` for each sequence.
 
     Raises:
         InputError: The windows have one position, or a block has no known attention.
@@ -105,7 +111,7 @@ def _summary(layer: int, values: NDArray[np.float64]) -> LayerCurvature:
 
 @contextmanager
 def _calls(layers: Sequence[nn.Module]) -> Generator[list[_Call]]:
-    """Collect the call that each layer gets while a model runs, in the order of the layers."""
+    """Collect each layer's call while a model runs, in the order of the layers."""
     calls: dict[int, _Call] = {}
 
     def keep(number: int, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""Slice curvature by layer, of one model or several side by side: a figure and a table."""
+"""Show slice curvature by layer, of one or several models: curves and a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from tidegate.lab.training.measurements import LayerCurvature, ModelCurvature
@@ -11,10 +11,10 @@ from tidegate.report.page import Column, Lines, Page, Panel, Prose, Section, Ser
 
 
 def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...]:
-    """Return curves over layers and a table, of models by their labels; nothing without models."""
+    """Return curves over layers and a table, for models by their labels; nothing without models."""
     if not measured:
         return ()
-    alternative = "One line a model over layers: {}."
+    alternative = "One line per model over layers: {}."
     medians = (
         f"{label}: {', '.join(f'{layer.quantiles[2]:.3g}' for layer in one.layers)}" for label, one in measured.items()
     )
@@ -27,7 +27,7 @@ def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...
         zero_line=True,
     )
     magnitudes = Lines(
-        title="How strongly slices bend, to either side",
+        title="Magnitude of slice curvature",
         alternative=alternative.format("the median of the absolute relative curvature"),
         x_label="layer",
         y_label="median |K|, relative",
@@ -56,29 +56,23 @@ def curvature_page(measured: ModelCurvature, *, command: str) -> Page:
     return Page(
         title=f"Curvature of {measured.model}",
         summary=f"Slice curvature of the {len(measured.layers)} {what} of {measured.model}, on "
-        f"{measured.num_sequences} sequences of {measured.length} tokens: {measured.layers[0].count} random planes a "
+        f"{measured.num_sequences} sequences of {measured.length} tokens: {measured.layers[0].count} random planes per "
         "layer.",
         sections=(
             Section(title="By layer", panels=curvature_panels({measured.model: measured})),
             Section(title="How to read it", panels=(Prose(paragraphs=_READING),)),
-            Section(title="To do it again", panels=(Snippet(title="Command", text=command),)),
+            Section(title="Reproduce", panels=(Snippet(title="Command", text=command),)),
         ),
         data=asdict(measured),
     )
 
 
-def decimals(measured: Iterable[ModelCurvature]) -> int:
-    """Return the decimals, between 3 and 9, that show three digits of the layer with the least curvature."""
-    bent = [layer.magnitude for one in measured for layer in one.layers if layer.magnitude > 0]
-    return min(max(2 - math.floor(math.log10(min(bent))), 3), 9) if bent else 3
-
-
 _READING = (
-    "A layer is read as a map of the input at one position, all others staying, to the outputs at that position and "
-    "all that follow. A slice is the surface that two random directions of the input make; its curvature is a weaker "
-    "statement than that of the whole manifold.",
-    "Curvature is relative: K times the mean squared length of an output. A sphere about the origin through the output "
-    "has 1, a plane, a cylinder or a cone has 0, a saddle is negative.",
+    "A layer is taken as a map from the input at one position, all others fixed, to the outputs at that and all later "
+    "positions. A slice is the image of a plane of two random input directions; its curvature says less than the "
+    "curvature of the whole manifold.",
+    "Curvature is relative: K times the mean squared norm of an output. A sphere about the origin through the output "
+    "has 1; a plane, a cylinder and a cone have 0; a saddle has a negative value.",
 )
 
 
@@ -100,7 +94,9 @@ def _series(
 
 
 def _table(measured: Mapping[str, ModelCurvature]) -> Table:
-    digits = decimals(measured.values())
+    curved = [layer.magnitude for one in measured.values() for layer in one.layers if layer.magnitude > 0]
+    # Three digits of the smallest nonzero curvature.
+    digits = min(max(2 - math.floor(math.log10(min(curved))), 3), 9) if curved else 3
     columns = (
         Column(title="model"),
         Column(title="layer"),

@@ -1,4 +1,4 @@
-"""Our trained models on the tasks of lm-evaluation-harness."""
+"""Evaluate our trained models on the tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidegate.lab.tasks.source import log_level
 from tidegate.lab.training.events import Tell, ignore
 
 _NEW_TOKENS = 256
-"""Where a task does not say how many."""
+"""Number of new tokens if a task does not set one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Score:
     metric: str
     value: float
     error: float | None
-    """Standard error of the value over the samples; None where there is none."""
+    """Standard error of the value over the samples, if there is one."""
     higher_is_better: bool | None
     """None if unknown."""
 
@@ -48,17 +48,17 @@ class TaskScores:
     scores: tuple[Score, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the scores as plain JSON values."""
+        """Return the scores as JSON values."""
         return asdict(self)
 
 
 @final
 class HarnessModel(LM):
-    """One of our models behind the interface of lm-eval: texts in, log-likelihoods and texts out.
+    """Adapt one of our models to the interface of lm-eval: texts in, log-likelihoods and texts out.
 
-    Our models have no token for the beginning of a text: its first token is predicted after a line break, which
-    separates documents in training. Context beyond the trained length is cut off at its beginning; a text that is
-    longer itself is predicted in blocks, each after as much before it as fits.
+    Our models have no token for the start of a text: its first token is predicted after a line break, which separates
+    documents in training. A context beyond the trained length loses its beginning; a continuation beyond it is
+    predicted in blocks, each with as much preceding context as fits.
     """
 
     def __init__(self, model: LanguageModel, *, batch_size: int = 4, tell: Tell = ignore) -> None:
@@ -70,12 +70,12 @@ class HarnessModel(LM):
         self._start = model.encode(b"\n")
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and whether greedy decoding would give it."""
+        """Return the log-likelihood of each continuation, and whether greedy decoding would generate it."""
         parts = [self._parts(*request.args) for request in requests]
         return [(found.log_likelihood, found.is_greedy) for found in self._continuations(parts)]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Return the log-likelihood of each whole text, whatever its length."""
+        """Return the log-likelihood of each text, of any length."""
         texts = [(self._start, self._encode(request.args[0])) for request in requests]
         return [found.log_likelihood for found in self._continuations(texts)]
 
@@ -90,9 +90,9 @@ class HarnessModel(LM):
         return self._model.encode(text.encode())
 
     def _parts(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return tokens of both, encoded as one text: a token may begin with the space that ends the context."""
+        """Return tokens of both, encoded as one text: a token may start with the space that ends the context."""
         whole, before = self._encode(context + continuation), self._encode(context.rstrip())
-        # A token across the end of the context is predicted too.
+        # A token across the boundary is predicted too.
         place = min(len(before), max(len(whole) - 1, 0))
         return (whole[:place] or self._start), whole[place:]
 
@@ -106,9 +106,9 @@ class HarnessModel(LM):
         # As in lm-eval, a temperature samples unless the task says do_sample: false.
         sampled = bool(given.pop("do_sample", temperature > 0))
         temperature = (temperature or 1.0) if sampled else 0.0
-        draws = {name: given[name] for name in ("top_k", "top_p") if sampled and given.get(name)}
+        limits = {name: given[name] for name in ("top_k", "top_p") if sampled and given.get(name)}
         text = ""
-        for piece in continue_text(self._model, tokens, max_new_tokens=num_tokens, temperature=temperature, **draws):
+        for piece in continue_text(self._model, tokens, max_new_tokens=num_tokens, temperature=temperature, **limits):
             text += piece.decode("utf-8", errors="replace")
             if ends := [text.index(stop) for stop in stops if stop and stop in text]:
                 return text[: min(ends)]
@@ -117,8 +117,8 @@ class HarnessModel(LM):
     def _leave_room(self, tokens: list[int], wanted: object) -> tuple[list[int], int]:
         """Return the end of a context and the number of tokens to generate, together at most the trained length.
 
-        What a task asks for is generated, and the context is cut at its beginning. Otherwise as many tokens as the
-        context leaves, or a quarter of the length if it leaves fewer.
+        A task's number is generated in full, and the context loses its beginning. Otherwise, generate as many tokens as
+        the context leaves, or a quarter of the length if it leaves fewer.
         """
         if wanted is None:
             room = max(self._length - len(tokens), self._length // 4)
@@ -127,7 +127,7 @@ class HarnessModel(LM):
             num_tokens = int(str(wanted))
             if not 1 <= num_tokens < self._length:
                 expected = f"at least 1 and less than the model's length, {self._length}"
-                hint = "Leave room for a context in that option of the task."
+                hint = "Change that option of the task to leave room for a context."
                 raise InputError("max_gen_toks", expected=expected, got=num_tokens, hint=hint)
         return tokens[-(self._length - num_tokens) :], num_tokens
 
@@ -141,34 +141,34 @@ def evaluate_tasks(
     batch_size: int = 4,
     tell: Tell = ignore,
 ) -> TaskScores:
-    """Score a model on tasks.
+    """Evaluate a model on tasks.
 
     Args:
         model: One of our models.
         tasks: Names of lm-eval's own tasks, `.yaml` files of tasks, and folders of such files.
-        limit: Samples of each task, from its beginning; None takes all.
-        num_fewshot: Examples before each sample, where the task does not say 0; None leaves it to the task.
-        batch_size: Sequences of a batch.
+        limit: Number of first samples of each task; None takes all.
+        num_fewshot: Examples before each sample, unless the task sets 0; None uses the task's number.
+        batch_size: Batch size, in sequences.
         tell: Receives a `PartsDone` for each batch.
 
     Raises:
-        InputError: There is no such task.
+        InputError: A task does not exist.
     """
     adapter = HarnessModel(model, batch_size=batch_size, tell=tell)
     with log_level("lm_eval", logging.ERROR):
-        # Not `simple_evaluate`: it asks git and pip about its surroundings, and git complains outside of a repository.
+        # Not `simple_evaluate`: it runs git and pip, and git prints an error outside a repository.
         loaded: Any = _load_tasks(tasks, num_fewshot)
         results: Any = harness_evaluate(adapter, loaded, limit=limit, log_samples=False)
     return TaskScores(harness=version("lm-eval"), scores=tuple(_scores(results)))
 
 
 def _load_tasks(tasks: Sequence[str], num_fewshot: int | None) -> Any:
-    """Return the tasks as lm-eval evaluates them, with so many examples, drawn with its own seed."""
+    """Return the loaded tasks with `num_fewshot` examples, sampled with lm-eval's seed."""
     manager, specifications = _find_tasks(tasks)
     loaded: Any = manager.load(specifications)
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
-        # 0 in a task is deliberate.
+        # A 0 in a task is deliberate.
         if own is None or (num_fewshot is not None and own != 0):
             task.set_config(key="num_fewshot", value=num_fewshot or 0)
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
@@ -176,14 +176,14 @@ def _load_tasks(tasks: Sequence[str], num_fewshot: int | None) -> Any:
 
 
 def _find_tasks(tasks: Sequence[str]) -> tuple[TaskManager, list[Any]]:
-    """Return the manager that knows the tasks, and the specifications to load them by."""
+    """Return a manager of the tasks, and the specifications to load."""
     places = [Path(task) for task in tasks if _is_path(task)]
     hint = "Name a task of lm-eval (`lm-eval ls tasks` lists them), a .yaml file, or a folder of such files."
     for place in places:
         if not place.exists():
             raise InputError("tasks", expected="existing tasks", got=place, hint=hint)
     folders = [place for place in places if place.is_dir()]
-    # lm-eval's own tasks are thousands of files: they are read only if a name asks for one.
+    # lm-eval's own tasks are thousands of files: they are read only if one is named.
     manager = TaskManager(include_path=[*folders], include_defaults=len(places) < len(tasks))
     specifications: list[Any] = []
     for task in tasks:
@@ -205,14 +205,14 @@ def _is_path(task: str) -> bool:
 
 def _scores(results: Mapping[str, Any]) -> Iterator[Score]:
     """Yield the metrics of lm-eval's results, whose keys are `metric,filter` and `metric_stderr,filter`."""
-    for task, figures in results["results"].items():
+    for task, metrics in results["results"].items():
         better = results.get("higher_is_better", {}).get(task, {})
         samples = results.get("n-samples", {}).get(task, {}).get("effective", 0)
-        for key, value in figures.items():
+        for key, value in metrics.items():
             metric, comma, chosen = key.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            error = figures.get(f"{metric}_stderr,{chosen}")
+            error = metrics.get(f"{metric}_stderr,{chosen}")
             yield Score(
                 task=task,
                 num_samples=samples,

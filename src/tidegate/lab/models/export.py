@@ -16,15 +16,18 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
-    """Write a folder that `AutoModelForCausalLM.from_pretrained` reads; return the name of the class in it.
+    """Write a folder for `AutoModelForCausalLM.from_pretrained`.
 
-    A decoder that transformers has itself, Llama or Qwen3, becomes one of those, which can be read without Tidegate and
-    takes `add_gates`. Any other is read after `import tidegate.torch.hf`.
+    A decoder that transformers has too becomes a Llama or Qwen3, which loads without Tidegate and accepts `add_gates`.
+    Any other loads after `import tidegate.torch.hf`.
 
     Args:
         model: The model.
-        folder: Where to write.
-        tokenizer: Byte pairs as JSON, for `AutoTokenizer`; empty where a token is a byte.
+        folder: The folder to write.
+        tokenizer: A byte-pair tokenizer as JSON, for `AutoTokenizer`; empty if tokens are bytes.
+
+    Returns:
+        The name of the model's class in transformers.
     """
     hf: Any = import_module("tidegate.torch.hf")
     try:
@@ -36,9 +39,9 @@ def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = 
 
 
 def reading_code(folder: Path) -> str:
-    """Return the lines of Python that read an exported folder."""
+    """Return the lines of Python that load an exported folder."""
     kind = json.loads((folder / "config.json").read_bytes())["model_type"]
-    # This import registers our own class with transformers.
+    # This import registers our class with transformers.
     own = ["import tidegate.torch.hf"] if kind == "tidegate" else []
     place = repr(str(folder))
     lines = [
@@ -53,22 +56,25 @@ def reading_code(folder: Path) -> str:
 
 
 def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
-    """Write a folder with the same model as a Qwen3-Next; return the name of the class in it.
+    """Write a folder with the same model as a Qwen3-Next.
 
-    A model fits that is built like Qwen3 (rotary positions, RMS norms, SwiGLU, `qk_norm`, no window and no biases) and
-    has one gate at the output that reads the input and multiplies by a sigmoid: `g1` and its relatives by head, with
-    a bias, a rank or shared matrices.
+    The model must be built like Qwen3 (rotary positions, RMS norms, SwiGLU, `qk_norm`, no window, no biases) and have a
+    single gate, at the output, that reads the input and multiplies by a sigmoid: `g1` and its variants per head, with a
+    bias, a rank or shared matrices.
 
     Args:
         model: The model.
-        folder: Where to write.
+        folder: The folder to write.
         tokenizer: As in `export_hugging_face`.
+
+    Returns:
+        The name of the model's class in transformers.
 
     Raises:
         InputError: The model does not fit.
     """
     config, expected = model.config, "one that fits Qwen3-Next"
-    remedy = "Export it with to='hf', which takes every model."
+    remedy = "Export it with to='hf', which accepts every model."
     if not config.gates:
         raise InputError("model", expected=expected, got="one without a gate", hint=remedy)
     if not config.qk_norm:
@@ -83,7 +89,7 @@ def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = ""
 
 
 def _as_qwen3_next(model: TransformerLM) -> Any:
-    """Return the model without its gates as a Qwen3, with the gates added to that, as a Qwen3-Next."""
+    """Convert the ungated model to a Qwen3, add the gates to it, and convert that to a Qwen3-Next."""
     hf: Any = import_module("tidegate.torch.hf")
     retrofit: Any = import_module("tidegate.torch.retrofit")
     state = model.state_dict()
@@ -93,7 +99,7 @@ def _as_qwen3_next(model: TransformerLM) -> Any:
     stock = hf.to_stock_model(plain.train(model.training))
     retrofit.add_gates(stock, model.config.gates, activation=None)
     theirs = {name: value for name, value in stock.state_dict().items() if _GATE in name}
-    # Both number layers from 0 and name the gates of a layer alike; only the prefixes differ.
+    # Both number layers from 0 and use the same names for the gates of a layer; only the prefixes differ.
     own = {_from_layer(name): value for name, value in gates.items()}
     stock.load_state_dict({name: own.pop(_from_layer(name)) for name in theirs}, strict=False)
     assert not own
@@ -104,7 +110,7 @@ _GATE = ".attn_gate."
 
 
 def _from_layer(name: str) -> tuple[int, str]:
-    """Return the number of a gate's layer, and the gate's own name in it."""
+    """Return the number of a gate's layer, and the gate's name within it."""
     layer, _, gate = name.partition(_GATE)
     return int(layer.split(".")[2]), gate
 

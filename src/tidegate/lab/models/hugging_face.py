@@ -1,17 +1,17 @@
-"""Hugging Face models from a folder that need not be trusted: nothing is unpickled, executed or downloaded.
+"""Load Hugging Face models from an untrusted folder: nothing is unpickled, executed or downloaded.
 
-Configuration and tensors are read here, and transformers is given those and not the folder: nothing in it can send
-transformers elsewhere, to adapters, code, pickles or files outside. The tokenizer is read by transformers from the
-folder; file names in its configuration that lead elsewhere are rejected before. Time and memory are bounded by the
-size of the files:
+Configuration and tensors are read here and passed to transformers in place of the folder, so that nothing in it can
+direct transformers to adapters, code, pickles or files outside. The tokenizer is read by transformers from the folder,
+after file names in its configuration that lead elsewhere are rejected. Time and memory are bounded by the size of the
+files:
 
 - An option that counts layers or labels may be at most 4,096 or the number of tensors in the files, since configuration
-  classes make lists of that length.
-- The model is built on the meta device. Building stops when it has more than 16 modules and parameters per tensor, 16
-  numbers per byte of the files, or more bytes of buffers than the files have; small models get a fixed allowance.
+  classes build lists of that length.
+- The model is built on the meta device. Building stops at more than 16 modules and parameters per tensor, 16 numbers
+  per byte of the files, or more bytes of buffers than the files have; small models get a fixed allowance.
 
-The result is compared tensor by tensor. Missing tensors, and those of another shape, are named in the error:
-transformers would fill them with random numbers.
+Then all tensors are compared with the files. Missing tensors and wrong shapes are errors: transformers would initialize
+them randomly.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _FILE_LISTS = (
     (_TOKENIZER_CONFIG, "fast_tokenizer_files"),
     (_TOKENIZER_CONFIG, "init_inputs"),
 )
-"""Options in which a folder names further files that transformers opens when it reads a tokenizer."""
+"""Options that list further files, which transformers opens when it loads a tokenizer."""
 
 _COUNTS = re.compile(r"(?:^|_)(?:layers|labels|n_layer|num_layer)$|^attention_types$")
-"""Names of options that configuration classes make lists from, such as `num_hidden_layers`, `n_layer` and `num_labels`.
+"""Names of options from which configuration classes build lists, such as `num_hidden_layers` and `num_labels`.
 
-`attention_types` of GPT-Neo is a list of names and of how often each is to be repeated.
+`attention_types` of GPT-Neo lists names and how often to repeat them.
 """
 _MOST_COUNTED = 4096
 _MOST_PER_TENSOR_OR_BYTE = 16
@@ -72,8 +72,8 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
 
     Args:
         folder: The folder.
-        attention: The name of the kernel in transformers; None for PyTorch's, or the model's own if it has no other.
-        dtype: None for the dtype in which the model was saved.
+        attention: The name of the attention implementation in transformers; None for its default.
+        dtype: The dtype to load in; None keeps the saved one.
 
     Raises:
         InputError: The folder has no model that can be loaded.
@@ -112,7 +112,7 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
 
 
 def declares_gates(folder: Path) -> bool:
-    """Return whether a folder's configuration, or the name of its weights, says that its model has gates."""
+    """Return whether a folder's configuration, or the name of its weights, declares that its model has gates."""
     from tidegate.torch.retrofit.folder import weights_variant
     from tidegate.torch.retrofit.record import RECORD_NAME
 
@@ -120,11 +120,11 @@ def declares_gates(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path) -> Callable[[str], list[int]]:
-    """Return the function that tokenizes a text by the tokenizer in a model's folder; InputError if it has none."""
+    """Return a function that tokenizes text with the tokenizer in a model's folder; raise InputError if it has none."""
     from transformers import AutoTokenizer
 
-    expected = "a folder with a tokenizer that transformers reads"
-    remedy = "Put the tokenizer's files there, or give data as a .npy file of tokens."
+    expected = "a folder with a tokenizer that transformers can load"
+    remedy = "Put the tokenizer's files there, or pass data as a .npy file of tokens."
     with _silent_transformers(), _transformers_errors(folder, expected, remedy):
         for file, option in _FILE_LISTS:
             _require_own_files(folder / file, option)
@@ -138,16 +138,16 @@ def load_tokenizer(folder: Path) -> Callable[[str], list[int]]:
 
 
 def _require_own_files(file: Path, option: str) -> None:
-    """Raise InputError if a file's list of further files, which transformers opens, names one in another folder."""
+    """Raise InputError if a file's list of further files, which transformers opens, contains one in another folder."""
     values = _read_json(file) if file.is_file() else None
     names = cast("dict[str, Any]", values).get(option) if isinstance(values, dict) else None
     if names and not (isinstance(names, list) and all(map(_is_plain_name, cast("list[Any]", names)))):
         hint = f"Remove that option from {file}."
-        raise InputError(option, expected="a list of names of files beside it", got=names, hint=hint)
+        raise InputError(option, expected="a list of names of files in the same folder", got=names, hint=hint)
 
 
 def require_regular_files(field: str, folder: Path) -> None:
-    """Raise InputError if a folder has pipes, devices or sockets in it, from which reading might never end."""
+    """Raise InputError if a folder contains pipes, devices or sockets, which could block reading forever."""
     for path in sorted(folder.iterdir()):
         try:
             kind = nonregular_file_type(path)
@@ -185,7 +185,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / weights]
     index = folder / index_name
     if not index.is_file():
-        hint = "Weights are read from safetensors alone; save_pretrained of transformers writes them."
+        hint = "Only safetensors weights are loaded; save_pretrained of transformers writes them."
         raise InputError("model", expected=f"a folder with {weights} or {index_name}", got=folder, hint=hint)
     places: Any = _read_json(index)
     names = places.get("weight_map") if isinstance(places, dict) else None
@@ -196,7 +196,7 @@ def _weight_files(folder: Path) -> list[Path]:
             _is_plain_name(name) and name.endswith(".safetensors") for name in cast("dict[str, Any]", names).values()
         )
     ):
-        expected = "a map from tensors to names of .safetensors files beside it"
+        expected = "a map from tensors to names of .safetensors files in the same folder"
         raise InputError("weight_map", expected=expected, got=names, hint=f"It is in {index}.")
     files = [folder / name for name in sorted(set(cast("dict[str, str]", names).values()))]
     if absent := [file.name for file in files if not file.is_file()]:
@@ -206,12 +206,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _is_plain_name(name: object) -> TypeGuard[str]:
-    """Return whether this is the name of a file, and not a path to another folder."""
+    """Return whether this is a file name, not a path to another folder."""
     return isinstance(name, str) and re.fullmatch(r"[^/\\\0]+", name) is not None
 
 
 def _map_tensors(files: list[Path], folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of all files into memory; they are read when they are needed."""
+    """Memory-map the tensors of all files."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
@@ -229,7 +229,7 @@ def _map_tensors(files: list[Path], folder: Path) -> dict[str, Tensor]:
 
 
 def _require_counts(values: dict[str, Any], folder: Path, num_tensors: int) -> None:
-    """Raise InputError about options that count more than the files can hold, for which long lists would be made."""
+    """Raise InputError if an option counts more than the files can contain, since long lists are built from it."""
     most = max(_MOST_COUNTED, num_tensors)
     for name, number in _counts(values):
         if number > most:
@@ -238,7 +238,7 @@ def _require_counts(values: dict[str, Any], folder: Path, num_tensors: int) -> N
 
 
 def _counts(values: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield names and numbers of the options that count, at any depth; numbers in a list have its name."""
+    """Yield names and values of the options that count something, at any depth; numbers in a list have its name."""
     todo: list[tuple[str, Any]] = [("", values)]
     while todo:
         name, value = todo.pop()
@@ -251,11 +251,11 @@ def _counts(values: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _model_class(config: Any) -> Any:
-    """Return the class for language models of a configuration, as transformers' own automatic class does."""
+    """Return the language-model class for a configuration, as `AutoModelForCausalLM` does."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        expected = "of a model_type for which transformers has a language model"
+        expected = "of a model_type with a language-model class in transformers"
         raise InputError("model", expected=expected, got=config.model_type)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     classes = {each.__name__: each for each in found} if isinstance(found, tuple | list) else {"": found}
@@ -264,19 +264,19 @@ def _model_class(config: Any) -> Any:
 
 
 def _text_config(config: Any) -> Any:
-    """Return the part of a configuration that the class for language models takes."""
+    """Return the part of a configuration that the language-model class takes."""
     part = config.sub_configs.get("text_config")
     return config.get_text_config() if part is not None and _model_class(config).config_class == part else config
 
 
 def _require_all_loaded(model: nn.Module, notes: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Raise InputError about tensors that were not in the files, or of another shape or kind of number.
+    """Raise InputError about tensors that are missing in the files, or have the wrong shape or kind of dtype.
 
-    Tied weights, and buffers that a model makes itself, are not among them.
+    Tied weights and buffers that a model creates itself may be missing.
     """
     expected = f"a folder with the tensors of its {_CONFIG}"
     if missing := sorted(notes["missing_keys"]):
-        hint = f"Missing, so that they would be random: {list_some(missing)}. Save the model again as a whole."
+        hint = f"Missing, so that they would be random: {list_some(missing)}. Save the whole model again."
         raise InputError("model", expected=expected, got=folder, hint=hint)
     others = [
         f"{name} is {tuple(given)}, not {tuple(asked)}" for name, given, asked in sorted(notes["mismatched_keys"])
@@ -291,7 +291,7 @@ def _require_all_loaded(model: nn.Module, notes: dict[str, Any], tensors: dict[s
 
 
 def _require_no_more_layers(model: nn.Module, unread: tuple[str, ...], folder: Path) -> None:
-    """Raise InputError if unused tensors differ from used ones by a number alone, as those of a further layer."""
+    """Raise InputError if unused tensors differ from used ones only by a number, like those of a further layer."""
 
     def without_numbers(name: str) -> str:
         return re.sub(r"\d+", "#", name)
@@ -305,7 +305,7 @@ def _require_no_more_layers(model: nn.Module, unread: tuple[str, ...], folder: P
 
 @contextmanager
 def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Generator[None]:
-    """Stop the construction of modules that the files cannot fill; tensors loaded into them do not count."""
+    """Limit the construction of modules to what the files can fill; loaded tensors do not count."""
     counted = {"modules and parameters": 0, "numbers": 0, "bytes of buffers": 0}
     most = {
         "modules and parameters": _MOST_PER_TENSOR_OR_BYTE * num_tensors + _EXTRA_MODULES,
@@ -346,12 +346,12 @@ def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Gene
 
 @contextmanager
 def _transformers_errors(folder: Path, expected: str, remedy: str = "") -> Generator[None]:
-    """Turn whatever transformers raises into an InputError about the model."""
+    """Turn any error of transformers into an InputError about the model."""
     try:
         yield
     except InputError:
         raise
-    # It checks few of its inputs: a wrong value raises errors of a dozen unrelated classes.
+    # It checks few of its inputs: wrong values raise errors of many unrelated classes.
     except Exception as problem:
         reason = shorten(" ".join(str(problem).split()).rstrip("."))
         hint = f"{type(problem).__name__}: {reason}. {remedy}".rstrip()
@@ -360,7 +360,7 @@ def _transformers_errors(folder: Path, expected: str, remedy: str = "") -> Gener
 
 @contextmanager
 def _silent_transformers() -> Generator[None]:
-    """Silence transformers, which logs names of tensors and shows bars, and keep the hub's client off the network."""
+    """Silence the logs and progress bars of transformers, and keep the hub's client offline."""
     from huggingface_hub import constants
     from transformers.utils import logging as bars
 

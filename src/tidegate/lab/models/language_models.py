@@ -1,6 +1,6 @@
-"""Language models from disk, ready to be measured: a module, its blocks, and its tokens of a text.
+"""Load language models from disk to measure them: the module, its blocks, and its tokenizer.
 
-One of ours is a file of `tidegate.torch.save_model`, a folder with one such file, or a folder of our own class for
+Our models are files of `tidegate.torch.save_model`, folders with one such file, or folders of our class for
 transformers. A Hugging Face model is a folder with a `config.json`.
 """
 
@@ -35,13 +35,13 @@ Encode: TypeAlias = Callable[[bytes], list[int]]
 Decode: TypeAlias = Callable[[list[int]], bytes]
 
 _ENCODED_BYTES = 1 << 20
-"""Bytes of a text that are encoded at once: the library keeps many bytes for each of them."""
+"""Number of bytes of text encoded at once: the tokenizers library allocates many times as much."""
 _BYTES_PER_TOKEN = 8
-"""More than the average token of most texts has."""
+"""More than the average token of most texts."""
 _LONG_TEXT = 64 * _BYTES_PER_TOKEN
-"""A text with more bytes than this per wanted token is not encoded as a whole."""
+"""A text with more bytes than this per requested token is not encoded as a whole."""
 _CUT_TOKENS = 16
-"""Tokens to drop at both ends of a piece of text: between them the tokens are those of the whole text."""
+"""Number of tokens to drop at both ends of a piece of text: those in between are the same as in the whole text."""
 _ATTENTION = ("attention", "self_attn", "attn", "self_attention")
 """Names of the attention in a block."""
 
@@ -53,23 +53,23 @@ class LanguageModel:
     name: str
     module: nn.Module
     run: Callable[[Tensor], object]
-    """Takes tokens (B, T); its result is not used."""
+    """Runs the model on tokens (B, T); the result is not used."""
     blocks: tuple[nn.Module, ...]
     encode: Encode
-    """The tokens of a text."""
+    """Converts text to tokens."""
     vocab_size: int
     max_length: int | None
-    """The number of its positions; None has no limit."""
+    """Number of positions; None has no limit."""
     trained_length: int | None = None
-    """Length in tokens of its training sequences; None if unknown."""
+    """Length in tokens of the training sequences; None if unknown."""
     decode: Decode | None = None
-    """The text of tokens; None if unknown."""
+    """Converts tokens to text; None if unknown."""
     token_bytes: NDArray[np.int64] | None = None
-    """(vocabulary,): length in bytes of each token; None if unknown."""
+    """(vocabulary,): length of each token in bytes; None if unknown."""
     tokenizer: str | None = None
-    """Its byte-pair tokenizer as JSON, empty where a token is a byte; None for other tokenizers."""
+    """The byte-pair tokenizer as JSON, empty if tokens are bytes; None for other tokenizers."""
     unread: tuple[str, ...] = ()
-    """Names of tensors in its files that its class does not use."""
+    """Names of tensors in the model's files that its class does not use."""
     place: str = ""
     """The path that it was loaded from, or empty."""
 
@@ -92,29 +92,27 @@ def load_language_model(
 ) -> LanguageModel:
     """Load one of our models or a Hugging Face folder.
 
-    The gates of a folder of the retrofit's `save_pretrained` are loaded with it. A folder that declares gates but has
-    none to load is an error: without them it is another model.
+    Gates in a folder written by the retrofit's `save_pretrained` are loaded too. A folder that declares gates but does
+    not contain them is an error: without them it is another model.
 
     Args:
         path: The file or folder.
-        derivatives: Whether derivatives will be taken: in float64 and without fused kernels, which have no forward
-            mode. Otherwise the model keeps its own dtype and kernels.
-        gates: A folder of `save_gates`, for a Hugging Face model; None uses those in its own folder.
+        derivatives: Whether derivatives will be computed: in float64 and without fused kernels, which have no forward
+            mode. Otherwise the model keeps its dtype and kernels.
+        gates: A folder of `save_gates`, for a Hugging Face model; None uses the gates in the model's folder.
 
     Raises:
-        InputError: There is no such model, or it cannot be loaded.
+        InputError: The model does not exist or cannot be loaded.
     """
     place = Path(path)
     if not place.exists():
         expected = "an existing file or folder"
-        raise InputError("model", expected=expected, got=place, hint="Name a file of save_model, or a model's folder.")
+        raise InputError("model", expected=expected, got=place, hint="Pass a file of save_model, or a model's folder.")
     if place.is_dir() and (place / "config.json").is_file():
         return replace(_from_hugging_face(place, derivatives, gates), place=str(place))
     if gates is not None:
-        expected = "None for a model of ours, which has its own"
-        raise InputError(
-            "gates", expected=expected, got=gates, hint=f"Leave gates out, or name another model: {place}."
-        )
+        hint = f"{place} is not a Hugging Face folder: omit gates, or pass another model."
+        raise InputError("gates", expected="None for one of our models", got=gates, hint=hint)
     if place.is_dir():
         require_regular_files("model", place)
     elif kind := nonregular_file_type(place):
@@ -136,13 +134,13 @@ def load_language_model(
 def make_language_model(
     model: TransformerLM, *, name: str, derivatives: bool = True, tokenizer: str = ""
 ) -> LanguageModel:
-    """Wrap a copy of one of our models; the model itself is not changed.
+    """Wrap a copy of one of our models; the model itself does not change.
 
     Args:
         model: The model.
         name: Its name in errors and pages.
-        derivatives: Whether derivatives will be taken: the copy is in float64.
-        tokenizer: Its byte-pair tokenizer as JSON; empty where a token is a byte, or unknown.
+        derivatives: Whether derivatives will be computed: the copy is in float64.
+        tokenizer: Its byte-pair tokenizer as JSON; empty if tokens are bytes, or unknown.
     """
     copied = copy.deepcopy(model).eval()
     if derivatives:
@@ -181,16 +179,16 @@ def make_language_model(
 def token_windows(
     model: LanguageModel, data: str | None, *, length: int, count: int, field: str | None = None
 ) -> Tensor:
-    """Cut windows (count, length) of tokens, evenly spread over a text; fewer if they would overlap.
+    """Return windows (count, length) of tokens, evenly spread over a text; fewer if they would overlap.
 
-    Of a long text only the windows and their surroundings are encoded.
+    If the text is long, only the windows and their surroundings are encoded.
 
     Args:
-        model: Its tokenizer is used.
-        data: None for Python's own sources, or a source of text or tokens as for a comparison.
-        length: Tokens of a window.
+        model: The model, whose tokenizer is used.
+        data: A source of text or tokens, as for a comparison; None reads Python's own sources.
+        length: Tokens per window.
         count: Number of windows.
-        field: Where the lines of a .jsonl file have their text.
+        field: The field with the text in lines of a .jsonl file.
     """
     require_known_length(model, length)
     source = resolve_source("stdlib" if data is None else data)
@@ -198,7 +196,7 @@ def token_windows(
         return spread_windows(text_tokens(model, data, field=field), length=length, count=count)
     text = _read_text(source, field)
     if len(text) > _LONG_TEXT * length * count:
-        # A window at the beginning of each of equal parts; none of a part with too few tokens.
+        # One window at the start of each of `count` equal parts; none if a part has too few tokens.
         bounds = [character_start(text, row * len(text) // count) for row in range(count + 1)]
         found = [_tokens_after(model, text, start, stop, length) for start, stop in pairwise(bounds)]
         windows = np.array([tokens for tokens in found if len(tokens) == length], dtype=np.int64).reshape(-1, length)
@@ -209,7 +207,7 @@ def token_windows(
 
 
 def spread_windows(tokens: TokenStream, *, length: int, count: int) -> Tensor:
-    """Cut windows (count, length) of tokens (n,), evenly spread; fewer if they would overlap."""
+    """Return windows (count, length) of tokens (n,), evenly spread; fewer if they would overlap."""
     if len(tokens) < length:
         raise InputError("data", expected=f"at least {length} tokens", got=len(tokens), hint="Give more text.")
     available = len(tokens) // length
@@ -218,7 +216,7 @@ def spread_windows(tokens: TokenStream, *, length: int, count: int) -> Tensor:
 
 
 def _tokens_after(model: LanguageModel, text: bytes, start: int, stop: int, length: int) -> list[int]:
-    """Return the first `length` tokens of a text between two places; fewer if there are fewer."""
+    """Return the first `length` tokens of a part of a text; fewer if the part has fewer."""
     num_bytes = _BYTES_PER_TOKEN * (length + 2 * _CUT_TOKENS)
     while True:
         tokens = model.encode(text[start : min(start + num_bytes, stop)])[_CUT_TOKENS:-_CUT_TOKENS]
@@ -228,21 +226,22 @@ def _tokens_after(model: LanguageModel, text: bytes, start: int, stop: int, leng
 
 
 def text_tokens(model: LanguageModel, data: str | None, *, field: str | None = None) -> TokenStream:
-    """Return the tokens (count,) of a text in the smallest dtype for the vocabulary; files and shards are mapped.
+    """Return the tokens (count,) of a text in the smallest dtype for the vocabulary.
 
-    Of shards, which must be made by the model's own tokenizer, all tokens are returned, those held out in training too.
+    Files of tokens and shards are memory-mapped. Shards must be made with the model's tokenizer; all of their tokens
+    are returned, including those held out in training.
 
     Args:
-        model: Its tokenizer is used.
-        data: None for Python's own sources, or a source of text or tokens as for a comparison.
-        field: Where the lines of a .jsonl file have their text.
+        model: The model, whose tokenizer is used.
+        data: A source of text or tokens, as for a comparison; None reads Python's own sources.
+        field: The field with the text in lines of a .jsonl file.
     """
     source = resolve_source("stdlib" if data is None else data)
     kind = source_kind(source)
     if kind not in ("tokens", "shards"):
         return _encode_text(model, _read_text(source, field))
     if field is not None:
-        raise InputError("field", expected="None for data of tokens", got=field, hint="It is for text; leave it out.")
+        raise InputError("field", expected="None for data of tokens", got=field, hint="It applies to text; omit it.")
     if kind == "shards":
         folder = Path(source)
         index = read_index(folder)
@@ -255,14 +254,14 @@ def text_tokens(model: LanguageModel, data: str | None, *, field: str | None = N
 
 
 def _require_own_tokenizer(model: LanguageModel, tokenizer: str) -> None:
-    """Raise InputError unless shards of this tokenizer, byte pairs as JSON or empty for bytes, are the model's."""
-    own, hint = model.tokenizer, "Give the text itself"
+    """Raise InputError unless the model has this tokenizer: byte pairs as JSON, or empty for bytes."""
+    own, hint = model.tokenizer, "Pass the text itself"
     if own is not None:
         if own == tokenizer or (own and tokenizer and portable_tokenizer(own) == portable_tokenizer(tokenizer)):
             return
         folder = Path(model.place) if Path(model.place).is_dir() else Path(model.place).parent
-        hint += f", or make other shards of it with the tokenizer {folder / 'tokenizer.json' if own else 'bytes'}"
-    raise InputError("data", expected=f"shards of the tokenizer of {model.name}", hint=f"{hint}.")
+        hint += f", or tokenize it with the tokenizer {folder / 'tokenizer.json' if own else 'bytes'}"
+    raise InputError("data", expected=f"shards made with the tokenizer of {model.name}", hint=f"{hint}.")
 
 
 def _read_text(source: str, field: str | None) -> bytes:
@@ -279,7 +278,7 @@ def _encode_text(model: LanguageModel, text: bytes) -> NDArray[np.integer[Any]]:
 
 
 def require_known_length(model: LanguageModel, length: int) -> None:
-    """Raise InputError if the model has no positions for so many tokens."""
+    """Raise InputError if the model has fewer than `length` positions."""
     if model.max_length is not None and length > model.max_length:
         raise InputError("length", expected=f"at most {model.max_length}, the positions of {model.name}", got=length)
 
@@ -301,18 +300,18 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
     text = file.read_text(encoding="utf-8", errors="replace")
     try:
         num_tokens = len(read_tokenizer(text, model.config.vocab_size).token_bytes)
-    # The library has no exception class of its own for invalid files.
+    # The library has no exception class for invalid files.
     except Exception as problem:
         hint = f"The problem: {problem}. {hint}"
         raise InputError("tokenizer", expected="a byte-pair tokenizer", got=file, hint=hint) from None
     if num_tokens > model.config.vocab_size:
         expected = f"one of at most {model.config.vocab_size} tokens, as the model beside it"
-        raise InputError("tokenizer", expected=expected, got=num_tokens, hint=f"{file} is of another model. {hint}")
+        raise InputError("tokenizer", expected=expected, got=num_tokens, hint=f"{file} is for another model. {hint}")
     return text
 
 
 def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None) -> LanguageModel:
-    # Importing it registers our own class with transformers.
+    # Importing it registers our class with transformers.
     hf: Any = import_module("tidegate.torch.hf")
     if gates is None and import_module("tidegate.torch.retrofit.folder").has_gates(folder):
         gates = folder
@@ -323,7 +322,7 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
         if not Path(gates).is_dir():
             raise InputError("gates", expected="a folder of save_gates", got=gates)
         require_regular_files("gates", Path(gates))
-        # Gates are loaded in the model's own dtype.
+        # Gates are loaded in the model's dtype.
         import_module("tidegate.torch.retrofit").load_gates(model, gates)
         model = model.double() if derivatives else model
     else:
@@ -332,13 +331,13 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     for name in ("vocab_size", "num_hidden_layers"):
         if not hasattr(config, name):
             raise InputError("model", expected=f"a folder whose config.json has {name}", got=folder)
-    # The logits are not needed, and may take more memory than all else.
+    # The logits are not needed, and may take more memory than everything else.
     fewer = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     # The tokenizer is loaded once, for the first text.
     tokenizer = cache(partial(load_tokenizer, folder))
 
     def encode(text: bytes) -> list[int]:
-        # Without a tokenizer a vocabulary of 256 is one of bytes, as that of our own models.
+        # Without a tokenizer, a vocabulary of 256 consists of bytes, as in our models.
         if config.vocab_size == 256 and not any(folder.glob("tokenizer*")):
             return list(text)
         return tokenizer()(text.decode("utf-8", errors="replace"))
@@ -361,7 +360,7 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
 def _from_our_class(
     model: TransformerLM, folder: Path, name: str, encode: Encode, derivatives: bool, unread: tuple[str, ...]
 ) -> LanguageModel:
-    """Wrap one of our models saved for transformers; with a foreign tokenizer the text of tokens is unknown."""
+    """Wrap one of our models that was saved for transformers; with a foreign tokenizer, it cannot decode tokens."""
     pairs = tokenizer_beside(folder / "model.safetensors", model) if _holds_byte_pairs(folder) else ""
     own = replace(make_language_model(model, name=name, derivatives=derivatives, tokenizer=pairs), unread=unread)
     if pairs:
@@ -372,7 +371,7 @@ def _from_our_class(
 
 
 def _holds_byte_pairs(folder: Path) -> bool:
-    """Return whether a folder has a tokenizer as `tidegate export` writes it: byte pairs, and no other tokens."""
+    """Return whether a folder has a tokenizer as written by `tidegate export`: byte pairs without added tokens."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return False
@@ -385,20 +384,20 @@ def _holds_byte_pairs(folder: Path) -> bool:
 
 
 def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:
-    """Raise InputError if a model was loaded without gates although its folder says that it has some."""
+    """Raise InputError if a model was loaded without gates although its folder declares some."""
     if any("attn_gate" in name.split(".") for name in unread):
-        expected = "a folder of a class that loads its weights of gates"
+        expected = "a folder of a class that loads its gate weights"
         hint = (
-            "Write the gates with tidegate.torch.retrofit.save_gates and give that folder as gates; or load the model "
-            "with load_pretrained of tidegate.torch.retrofit and write it again with its save_pretrained."
+            "Save the gates with tidegate.torch.retrofit.save_gates and pass that folder as gates; or load the model "
+            "with load_pretrained of tidegate.torch.retrofit and save it with its save_pretrained."
         )
         raise InputError("model", expected=expected, got=folder, hint=hint)
     if declares_gates(folder):
         expected = "a folder with gates.json, since its model was saved with gates"
         hint = (
-            "Write it again with save_pretrained of tidegate.torch.retrofit, or give a folder of save_gates as gates. "
+            "Save it again with save_pretrained of tidegate.torch.retrofit, or pass a folder of save_gates as gates. "
             "To measure it without gates, load it with from_pretrained of transformers, with variant='without_gates' "
-            "if its weights are named so, delete model.config.tidegate_gates and save the model into another folder."
+            "if its weights have that name, delete model.config.tidegate_gates and save the model to another folder."
         )
         raise InputError("model", expected=expected, got=folder, hint=hint)
 

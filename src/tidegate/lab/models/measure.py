@@ -1,4 +1,4 @@
-"""Measure a run's trained model after its training: the curvature of its layers, and the gauge of their heads."""
+"""Measure a run's trained model: the curvature of its layers, and the gauge of their heads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _NUM_SEQUENCES = 2
 _LENGTH = 32
 _SAMPLING = Sampling(num_positions=4, num_planes=8)
 _WIDEST_HEAD = 32
-"""The cost of a head's gauge grows with the sixth power of its width; at this one it is about a second."""
+"""The cost of a head's gauge grows with the sixth power of its width; at this width it is about one second."""
 
 
 def measure_run(run: Run, checkpoints: Path) -> LayerMeasurements:
     """Measure the model in the last checkpoint of a finished run, of one process or several.
 
-    A missing or damaged checkpoint is a reason in the result, and not an error.
+    A missing or damaged checkpoint is not an error: the result states the reason.
     """
     model = build_model(run.model, seed=run.seed)
     loaded = load_checkpoint(checkpoints, model, run=run.id)
@@ -54,7 +54,7 @@ def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements
     Args:
         model: The model.
         probe: The examples.
-        run: The id of the run that trained it.
+        run: The id of the run that trained the model.
     """
     if model.config.gates.read_other_sequences:
         reason = "its gate reads another sequence, so that no layer is a function of its own input"
@@ -86,7 +86,7 @@ def _curvature(model: Model, examples: Tensor) -> tuple[ModelCurvature | None, s
     if not isinstance(model, TransformerLM):
         return None, "curvature is measured on language models alone"
     if examples.shape[1] < 2:
-        return None, "the examples have a single position, and the first sees itself alone"
+        return None, "the examples have only one position"
     try:
         language_model = make_language_model(model, name=str(model.config.gate))
         return model_curvature(language_model, examples[:, :_LENGTH], _SAMPLING), ""
@@ -98,12 +98,10 @@ def _no_gauge_reason(model: Model, examples: Tensor) -> str:
     """Return the reason why the gauge cannot be measured, or an empty string."""
     width = model.config.shape.head_dim
     if width > _WIDEST_HEAD:
-        return f"heads of {width} channels are wider than the {_WIDEST_HEAD} up to which the measurement is quick"
+        return f"the measurement is too slow for heads of {width} channels, more than {_WIDEST_HEAD}"
     num_positions = examples.numel() if isinstance(model, TransformerLM) else len(examples) * model.config.num_tokens
     if num_positions < (needed := positions_needed(model.config.shape)):
-        return (
-            f"the examples have {num_positions} positions, fewer than the {needed} that heads of {width} channels need"
-        )
+        return f"heads of {width} channels need {needed} positions, and the examples have {num_positions}"
     if any(map(reads_values, Gates.parse(model.config.gate))):
-        return "its gate reads values or attention outputs, and so changes with their basis"
+        return "its gate reads values or attention outputs, so it depends on their basis"
     return ""

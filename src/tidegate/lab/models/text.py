@@ -1,4 +1,4 @@
-"""Text generation and likelihoods of text by our language models."""
+"""Generate text, and compute likelihoods of text, with our language models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TextLoss:
     num_bytes: int
     """Number of their bytes."""
     num_text_tokens: int
-    """Number of tokens of the whole text but the first."""
+    """Number of tokens of the whole text, without the first."""
 
     @property
     def perplexity(self) -> float:
@@ -46,7 +46,7 @@ class TextLoss:
         return self.loss * self.num_tokens / math.log(2) / self.num_bytes
 
     def to_dict(self) -> dict[str, float]:
-        """Return all numbers as plain JSON values."""
+        """Return all numbers as JSON values."""
         return {**asdict(self), "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
 
 
@@ -61,12 +61,12 @@ def continue_text(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[bytes]:
-    """Generate text after a prompt, text or tokens, and yield it as it comes, whole characters at a time.
+    """Generate text after a prompt, given as text or tokens, and yield it piece by piece in whole characters.
 
     The options are those of `tidegate.torch.generate`; the same seed gives the same text.
 
     Raises:
-        InputError: The prompt is empty, or the model is not one of ours or has no known text of tokens.
+        InputError: The prompt is empty, or the model is not one of ours or has an unknown tokenizer.
     """
     decoder, decode = _require_text_model(model)
     tokens = model.encode(prompt) if isinstance(prompt, bytes) else list(prompt)
@@ -97,18 +97,21 @@ def text_loss(
     batch_size: int = 4,
     tell: Tell = ignore,
 ) -> TextLoss:
-    """Return the loss of a model on a text in blocks, each token after those before it in its block.
+    """Return the loss of a model on a text, in blocks.
 
-    A block reads `length` tokens and predicts the one after each of them; the next block begins where it ends. So every
-    token of the text but the first is predicted once. The last block may be shorter.
+    A block reads `length` tokens and predicts the one after each of them; the next block starts where it ends. So every
+    token except the first is predicted once, from the tokens before it in its block. The last block may be shorter.
 
     Args:
         model: The model.
         tokens: (n,), at least two.
-        length: Tokens of a block.
+        length: Tokens per block.
         count: Number of blocks, evenly spread over the text; None takes all.
-        batch_size: Blocks of a batch.
+        batch_size: Blocks per batch.
         tell: Receives a `PartsDone` for each batch.
+
+    Raises:
+        InputError: The text is too short, or the model is not one of ours or has an unknown tokenizer.
     """
     decoder, _ = _require_text_model(model)
     assert model.token_bytes is not None
@@ -129,7 +132,7 @@ def text_loss(
 
 
 def _batches_of_blocks(num_targets: int, length: int, count: int | None, batch_size: int) -> list[NDArray[np.int64]]:
-    """Return the starts of the blocks of each batch; a shorter block is a batch of its own."""
+    """Return the starts of the blocks of each batch; a shorter last block gets a separate batch."""
     starts = np.arange(0, num_targets, length)
     if count is not None and count < len(starts):
         starts = starts[np.arange(count) * len(starts) // count]
@@ -139,12 +142,12 @@ def _batches_of_blocks(num_targets: int, length: int, count: int | None, batch_s
 
 
 class Continuation(NamedTuple):
-    """The likelihood of tokens after others."""
+    """The likelihood of a continuation."""
 
     log_likelihood: float
     """Nats, summed over the tokens."""
     is_greedy: bool
-    """Whether each of them is the most likely."""
+    """Whether every token is the most likely one."""
 
 
 @torch.no_grad()
@@ -158,8 +161,8 @@ def continuations(
 ) -> list[Continuation]:
     """Return the likelihood of each continuation after its context, both as tokens.
 
-    A continuation is predicted in blocks of `length` tokens, each after as much of what is before it as fits: `length`
-    tokens in all are read at a time. A context must have at least one token.
+    A continuation is predicted in blocks of at most `length` tokens. Each block reads at most `length` tokens, with as
+    much preceding context as fits. A context must have at least one token.
     """
     decoder, _ = _require_text_model(model)
     windows = [
@@ -167,12 +170,12 @@ def continuations(
         for number, (context, continuation) in enumerate(requests)
         for inputs, targets in prediction_windows(context, continuation, length)
     ]
-    # Windows of about one length fill a batch with little padding.
+    # Windows of similar length need little padding.
     windows.sort(key=lambda window: len(window[1]))
     totals, greedy = [0.0] * len(requests), [True] * len(requests)
     batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
     for batch in report_parts(batches, tell, work="evaluating", describe=lambda _: "", unit="batch"):
-        # Padding at the end is not seen by the tokens that count.
+        # The scored tokens cannot see the padding at the end.
         padded = pad_sequence([torch.tensor(inputs) for _, inputs, _ in batch], batch_first=True)
         for (number, inputs, targets), logits in zip(batch, decoder(padded), strict=True):
             own = widen(logits[len(inputs) - len(targets) : len(inputs)])
@@ -185,7 +188,7 @@ def continuations(
 def prediction_windows(
     context: list[int], continuation: list[int], length: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the inputs, at most `length`, and the targets of each block, which are those of its last inputs."""
+    """Yield the inputs, at most `length`, and the targets of each block, which belong to its last inputs."""
     tokens = [*context, *continuation]
     for start in range(len(context), len(tokens), length):
         end = min(start + length, len(tokens))
@@ -195,7 +198,7 @@ def prediction_windows(
 def require_decoder(model: LanguageModel) -> TransformerLM:
     """Return a model's module; raise InputError if it is not one of ours."""
     if not isinstance(model.module, TransformerLM):
-        hint = "Use the tools of transformers, or the model that it was exported from."
+        hint = "Use transformers, or the model that it was exported from."
         expected = "a model of tidegate train or save_model"
         raise InputError("model", expected=expected, got=f"a {type(model.module).__name__} in {model.place}", hint=hint)
     return model.module
@@ -218,5 +221,5 @@ def _whole_characters(text: bytes) -> bytes:
         if len(text) >= missing and text[-missing] >= 0b1100_0000:
             needed = 2 if text[-missing] < 0b1110_0000 else 3 if text[-missing] < 0b1111_0000 else 4
             return text[:-missing] if needed > missing else text
-    # A tokenizer decodes an incomplete character to this sign.
+    # A tokenizer decodes an incomplete character to this one.
     return text.removesuffix("�".encode())

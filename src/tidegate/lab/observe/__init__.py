@@ -1,4 +1,4 @@
-"""What attention does in a trained model, and its page: `tidegate observe`."""
+"""Observe the attention of a trained model, and make a page of it: `tidegate observe`."""
 
 from __future__ import annotations
 

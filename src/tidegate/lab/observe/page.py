@@ -1,16 +1,15 @@
-"""An observation as a page: maps by layer and head, curves, and tables of all numbers."""
+"""Make a page of an observation: maps by layer and head, curves, and tables of all numbers."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tidegate._json import finite
-from tidegate._validation import InputError
+from tidegate._text import number_of
 from tidegate.report.page import (
     Column,
     Lines,
@@ -37,24 +36,23 @@ from tidegate.torch.observing import (
     statistic_names,
 )
 
-_GateFigure: TypeAlias = Callable[[GateSummary], Sequence[float] | None]
+_GateMetric: TypeAlias = Callable[[GateSummary], Sequence[float] | None]
 
-_GATE_FIGURES: tuple[tuple[str, str, _GateFigure], ...] = (
-    ("mean gate", "How open the gates stand", lambda gate: gate.mean),
-    (f"share below {CLOSED_BELOW}", "How often gates are shut", lambda gate: gate.below),
-    ("saturated share", "How often gates are near an end of their range", lambda gate: gate.saturated),
-    ("spread over tokens", "How much gates depend on the token", lambda gate: gate.token_spread),
+_GATE_METRICS: tuple[tuple[str, str, _GateMetric], ...] = (
+    ("mean gate", "Mean gate", lambda gate: gate.mean),
+    (f"share below {CLOSED_BELOW}", f"Share of gate values below {CLOSED_BELOW}", lambda gate: gate.below),
+    ("saturated share", "Share of gate values near an end of their range", lambda gate: gate.saturated),
+    ("spread over tokens", "Standard deviation of gates over tokens", lambda gate: gate.token_spread),
 )
 
 _POINTS = 128
 """Points of a curve over positions."""
 _CURVES = 7
-"""Layers with a curve of their own, as many as there are colors."""
+"""Layers that are drawn as curves: the number of colors."""
 _DISTRIBUTIONS = ("mass", "impact", "entropy", "effective_keys")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Statistic:
+class _Statistic(NamedTuple):
     """One statistic of a head."""
 
     key: str
@@ -65,48 +63,36 @@ class _Statistic:
     from_zero: bool = True
     """Whether its color scale begins at 0."""
     name: str = ""
-    """In words, with its unit, for the key set of the observation."""
+    """Its name with its unit, for the key set of the observation."""
 
 
 _STATISTICS = (
-    _Statistic(key="mass", title="Attention weight on {keys}"),
-    _Statistic(key="sink", title="Attention weight on the sink logit in the softmax's denominator"),
-    _Statistic(key="impact", title="Share of {keys} in what heads take in"),
-    _Statistic(key="contribution", title="What {keys} adds to the output of a layer, in units of that output"),
-    _Statistic(key="entropy", title="How widely heads look"),
-    _Statistic(key="effective_keys", title="How many keys heads look at", digits=1),
-    _Statistic(key="mean_score", title="The mean score under the weights", from_zero=False),
-    _Statistic(key="max_score", title="The largest score of a query", from_zero=False),
-    _Statistic(key="heat_capacity", title="The variance of scores under the weights"),
+    _Statistic("mass", "Attention weight on {keys}"),
+    _Statistic("sink", "Attention weight on the sink logit"),
+    _Statistic("impact", "Share of {keys} in the weighted value norms"),
+    _Statistic("contribution", "Contribution of {keys} to the output of a layer, in units of that output"),
+    _Statistic("entropy", "Entropy of the attention weights"),
+    _Statistic("effective_keys", "Effective number of keys", digits=1),
+    _Statistic("mean_score", "Mean score under the weights", from_zero=False),
+    _Statistic("max_score", "Largest score of a query", from_zero=False),
+    _Statistic("heat_capacity", "Variance of the scores under the weights"),
 )
 
 
 def observation_page(observation: Observation, *, model: str, command: str, num_sequences: int, length: int) -> Page:
     """Return the page of one model, observed on sequences of some length.
 
-    Its data hold the observation, with at most 128 points per curve.
-
-    Raises:
-        InputError: The observation has no layers.
+    Its data include the observation, with at most 128 points per curve.
     """
-    if not observation.layers:
-        raise InputError(
-            "model",
-            expected="one with attention calls that can be observed",
-            got=model,
-            hint="It must use scaled_dot_product_attention, an eager function of transformers, or a softmax between "
-            "two products.",
-        )
     shown = observation.downsample(_POINTS)
     num_heads = sum(layer.num_heads for layer in observation.layers)
-    sequences = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
     return Page(
         title=f"Attention of {model}",
-        summary=f"Attention layers: {len(observation.layers)}, with {num_heads} heads in all, watched on {sequences} "
-        f"of {length} tokens. The key set is {observation.keys}.",
+        summary=f"{number_of(len(observation.layers), 'attention layer')} with {num_heads} heads in total, observed on "
+        f"{number_of(num_sequences, 'sequence')} of {length} tokens. The key set is {observation.keys}.",
         sections=(
             *observation_sections(shown),
-            Section(title="To do it again", panels=(Snippet(title="Command", text=command),)),
+            Section(title="Reproduce", panels=(Snippet(title="Command", text=command),)),
         ),
         data={
             "model": model,
@@ -118,7 +104,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
 
 
 def observation_sections(observation: Observation) -> tuple[Section, ...]:
-    """Return maps and curves, how to read them, and tables of all numbers."""
+    """Return maps, curves, explanations, and tables of all numbers."""
     parts: list[tuple[str, str, Iterator[View]]] = [
         ("Attention", "By layer and head", _attention_maps(observation)),
         ("Attention", "By position of the query", _position_curves(observation)),
@@ -144,17 +130,17 @@ def _attention_maps(observation: Observation) -> Iterator[View]:
 
 
 def _gate_maps(observation: Observation) -> Iterator[View]:
-    for name, title, figure in _GATE_FIGURES:
-        every = {site: [_of_gate(layer, site, figure) for layer in observation.layers] for site in _sites(observation)}
+    for name, title, metric in _GATE_METRICS:
+        every = {site: [_of_gate(layer, site, metric) for layer in observation.layers] for site in _sites(observation)}
         maps = {site: rows for site, rows in every.items() if any(rows)}
         if maps:
             words = "; ".join(f"{site} {_extremes(rows, 3)}" for site, rows in maps.items())
             yield View(label=name, panel=layer_head_maps(f"{title}: {words}", name, maps))
 
 
-def _of_gate(layer: LayerObservation, site: str, figure: _GateFigure) -> Numbers:
-    """Return one number per head of the site; none where the layer has no such gate, or the gate no such number."""
-    values = figure(layer.gates[site]) if site in layer.gates else None
+def _of_gate(layer: LayerObservation, site: str, metric: _GateMetric) -> Numbers:
+    """Return one number per head of the site; none if the layer has no such gate, or the gate no such number."""
+    values = metric(layer.gates[site]) if site in layer.gates else None
     return tuple(map(finite, values or ()))
 
 
@@ -172,7 +158,7 @@ def _head_table(observation: Observation) -> Table:
             Column(title=f"{name}, spread", digits=3, help="Standard deviation over queries.")
             for name in (statistic_names(observation.keys)["mass"], "entropy")
         ),
-        *(Column(title=f"{site}: {name}", digits=3) for site in sites for name, _, _ in _GATE_FIGURES[:2]),
+        *(Column(title=f"{site}: {name}", digits=3) for site in sites for name, _, _ in _GATE_METRICS[:2]),
     )
     rows = tuple(
         (
@@ -180,7 +166,7 @@ def _head_table(observation: Observation) -> Table:
             float(head),
             *(_head_means(layer, each.key)[head] for each in statistics),
             *(finite(layer.heads[key][head].std) for key in ("mass", "entropy")),
-            *(_gate_of_head(layer, site, figure, head) for site in sites for _, _, figure in _GATE_FIGURES[:2]),
+            *(_gate_of_head(layer, site, metric, head) for site in sites for _, _, metric in _GATE_METRICS[:2]),
         )
         for place, layer in enumerate(observation.layers)
         for head in range(layer.num_heads)
@@ -188,9 +174,9 @@ def _head_table(observation: Observation) -> Table:
     return Table(title="Heads: means over queries", columns=columns, rows=rows)
 
 
-def _gate_of_head(layer: LayerObservation, site: str, figure: _GateFigure, head: int) -> float | None:
-    """Return the number of the gate of a query head, which at a site with fewer heads is that of its group."""
-    values = _of_gate(layer, site, figure)
+def _gate_of_head(layer: LayerObservation, site: str, metric: _GateMetric, head: int) -> float | None:
+    """Return the gate's number for a query head; at a site with fewer heads, that of its group."""
+    values = _of_gate(layer, site, metric)
     return values[head * len(values) // layer.num_heads] if values else None
 
 
@@ -202,7 +188,10 @@ def _layer_table(observation: Observation) -> Table:
         Column(title="heads"),
         Column(title="largest activation", digits=2),
         Column(title="effective rank", digits=1),
-        *(Column(title=f"{site}: spread between heads", digits=4, help="Of the heads' mean gates.") for site in sites),
+        *(
+            Column(title=f"{site}: spread between heads", digits=4, help="Standard deviation of the heads' mean gates.")
+            for site in sites
+        ),
     )
     rows = tuple(
         (
@@ -219,77 +208,82 @@ def _layer_table(observation: Observation) -> Table:
 
 
 def _extremes(rows: Sequence[Numbers], digits: int) -> str:
-    """Return the mean over heads, and the head with the largest value, in words."""
+    """Return the mean over heads and the largest value with its head, in words."""
     cells = [
         (value, place, head) for place, row in enumerate(rows) for head, value in enumerate(row) if value is not None
     ]
     if not cells:
         return "no number"
-    most, place, head = max(cells)
+    largest, place, head = max(cells)
     average = sum(value for value, _, _ in cells) / len(cells)
-    return f"{average:.{digits}f} on average, most {most:.{digits}f} (layer {place}, head {head})"
+    return f"{average:.{digits}f} on average, at most {largest:.{digits}f} (layer {place}, head {head})"
 
 
 def _explanations(observation: Observation) -> Iterator[str]:
     """Yield explanations of the numbers on the page."""
     names, keys = statistic_names(observation.keys), observation.keys
-    mass, impact, contribution = (names[name].capitalize() for name in ("mass", "impact", "contribution"))
+    mass, impact, contribution, sink = (names[name].capitalize() for name in ("mass", "impact", "contribution", "sink"))
     yield (
-        f"{mass} is the share of a query's attention weight that falls on {keys}. {impact} weighs each key by the "
-        f"length of its value: the share of {keys} in what the head takes in. Large mass with small impact is a head "
-        "that parks its attention where it does nothing."
+        f"{mass} is the share of a query's attention weight on {keys}. {impact} weights each key by the norm of its "
+        f"value: the share of {keys} in what the head takes in. A head with large mass and small impact parks its "
+        "attention where it has no effect."
     )
     if any("contribution" in layer.heads for layer in observation.layers):
         yield (
-            f"{impact} is a share, and an output gate takes as much from {keys} as from all else. {contribution} is a "
-            f"size: the length of what a head hands on from {keys}, after its output gate, over the root mean square "
-            "length, over queries, of what all heads of the layer hand on together."
+            f"{impact} is a share, which an output gate does not change. {contribution} is a size: the norm of what "
+            f"{keys} adds to a head's output, after its output gate, relative to the root mean square norm of the "
+            "outputs of all heads together."
         )
     if any("sink" in layer.heads for layer in observation.layers):
         yield (
-            f"{names['sink'].capitalize()} is the share of a sink: an extra logit in the softmax's denominator, which "
-            f"no key has. It, {names['mass']} and the share of the other keys make up 1, and entropy counts the logit "
-            "as one more key."
+            f"{sink} is the weight on a sink: an extra logit in the softmax denominator that belongs to no key. It, "
+            f"{names['mass']} and the weight on the other keys sum to 1, and entropy counts the sink as one more key."
         )
     yield (
-        "Entropy says how evenly a query spreads its weight, in nats; its exponential is the effective number of keys: "
-        "n for equal weights on n keys. All of it is computed query by query, and then averaged over queries and "
-        "sequences. A query that may see a single key, as the first of a causal model sees itself alone, has all its "
-        "weight on keys there, whatever the model does: it is left out of means and distributions, and kept in curves "
-        "by position."
+        "Entropy, in nats, measures how evenly a query spreads its weight; its exponential is the effective number of "
+        "keys: n for equal weights on n keys. Statistics are computed for each query and averaged over queries and "
+        "sequences. Queries that can see only one key, such as the first of a causal model, are left out of means and "
+        "distributions and included in curves by position."
     )
     if any("heat_capacity" in layer.heads for layer in observation.layers):
         yield (
-            "The heat capacity is the variance of a query's scores under its own weights: how fast its mean score "
-            "answers to the temperature."
+            "The heat capacity is the variance of a query's scores under its own weights: the response of its mean "
+            "score to the temperature."
         )
     if _sites(observation):
         yield (
-            f"A gate multiplies a tensor: 1 lets it through, below {CLOSED_BELOW} next to nothing passes. Spread over "
-            "tokens is a standard deviation: a gate that has none is a constant."
+            f"A gate multiplies a tensor: 1 passes it unchanged, and below {CLOSED_BELOW} almost nothing passes. The "
+            "spread over tokens is a standard deviation; it is 0 for a constant gate."
         )
     if any(layer.residual for layer in observation.layers):
         yield (
-            "The residual stream is what a block hands on. Its effective rank is the exponential of the entropy of its "
-            "singular values, scaled to sum 1: how many directions it makes use of."
+            "The residual stream is the output of a block. Its effective rank is the exponential of the entropy of its "
+            "normalized singular values: roughly the number of directions in use."
         )
-    yield "This is one model on one text; another text gives other numbers."
+    yield "These numbers describe one model on one text; other texts give other numbers."
 
 
 def _position_curves(observation: Observation) -> Iterator[View]:
     """Yield for each statistic one line per layer, the mean over its heads at each position."""
     for each in _shown_statistics(observation):
         lines = [
-            _series(place, tuple(map(float, layer.positions)), _over_heads(layer, each.key))
+            _series(
+                place,
+                tuple(map(float, layer.positions)),
+                tuple(mean_of_known(values) for values in zip(*layer.by_position[each.key], strict=True)),
+            )
             for place, layer in _layers_to_draw(observation)
             if layer.positions
         ]
+        ends = "; ".join(
+            f"{line.label} from {format_number(line.y[0])} to {format_number(line.y[-1])}" for line in lines
+        )
         if lines:
             yield View(
                 label=each.name,
                 panel=Lines(
                     title=f"{each.title.format(keys=observation.keys)}, by position{_name_choice(observation)}",
-                    alternative=f"One line a layer, the mean over its heads, by position: {_ends(lines)}.",
+                    alternative=f"One line per layer, the mean over its heads, by position: {ends}.",
                     x_label="position of the query",
                     y_label=f"{each.name}, mean over heads",
                     series=tuple(lines),
@@ -298,7 +292,7 @@ def _position_curves(observation: Observation) -> Iterator[View]:
 
 
 def _distributions(observation: Observation) -> Iterator[View]:
-    """Yield for some statistics one line per layer: the share of queries, of all heads together, by value."""
+    """Yield for some statistics one line per layer: the share of queries of all heads by value."""
     for each in _shown_statistics(observation):
         if each.key in _DISTRIBUTIONS:
             yield View(label=each.name, panel=_distribution(observation, each))
@@ -307,11 +301,11 @@ def _distributions(observation: Observation) -> Iterator[View]:
 def _residual_curves(observation: Observation) -> Iterator[View]:
     """Yield largest activation and effective rank by layer; nothing if the residual stream was not observed."""
     known = [(float(place), seen) for place, layer in enumerate(observation.layers) if (seen := layer.residual)]
-    figures = (
-        ("largest activation", "The largest activation", [seen.largest for _, seen in known]),
-        ("effective rank", "How many directions are in use", [seen.effective_rank for _, seen in known]),
+    metrics = (
+        ("largest activation", "Largest activation", [seen.largest for _, seen in known]),
+        ("effective rank", "Effective rank", [seen.effective_rank for _, seen in known]),
     )
-    for name, title, values in figures if known else ():
+    for name, title, values in metrics if known else ():
         yield View(
             label=name,
             panel=Lines(
@@ -332,7 +326,7 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
     edges = HISTOGRAM_EDGES[statistic.key]
     by_powers = statistic.key == "effective_keys"
     middles = [math.sqrt(low * high) if by_powers else (low + high) / 2 for low, high in pairwise(edges)]
-    # The histograms of all heads of a layer together.
+    # The histograms of all heads of a layer, summed.
     counts = {
         place: [sum(bins) for bins in zip(*(each.histogram for each in layer.heads[statistic.key]), strict=True)]
         for place, layer in _layers_to_draw(observation)
@@ -347,8 +341,8 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
         for line in lines
     )
     return Lines(
-        title=f"Where single queries stand{_name_choice(observation)}",
-        alternative=f"Share of queries by {statistic.name}, one line a layer. Most queries: {peaks}.",
+        title=f"Distribution over queries{_name_choice(observation)}",
+        alternative=f"Share of queries by {statistic.name}, one line per layer. Most queries: {peaks}.",
         x_label=f"{statistic.name} of a query",
         y_label="share of queries",
         series=lines,
@@ -357,7 +351,7 @@ def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
 
 
 def _layers_to_draw(observation: Observation) -> list[tuple[int, LayerObservation]]:
-    """Return the layers to draw, with their numbers: evenly spread if there are many, with the first and the last."""
+    """Return the layers to draw, with their numbers: evenly spread if there are many, including first and last."""
     count = len(observation.layers)
     places = (
         range(count) if count <= _CURVES else [round(step * (count - 1) / (_CURVES - 1)) for step in range(_CURVES)]
@@ -374,21 +368,13 @@ def _series(place: int, x: Numbers, y: Numbers) -> Series:
     return Series(label=f"layer {place}", group=f"layer {place}", x=x, y=y)
 
 
-def _over_heads(layer: LayerObservation, key: str) -> Numbers:
-    return tuple(mean_of_known(values) for values in zip(*layer.by_position[key], strict=True))
-
-
-def _ends(lines: list[Series]) -> str:
-    return "; ".join(f"{line.label} from {format_number(line.y[0])} to {format_number(line.y[-1])}" for line in lines)
-
-
 def _shown_statistics(observation: Observation) -> list[_Statistic]:
-    """Return the statistics that every layer has."""
+    """Return the statistics that all layers have."""
     names = statistic_names(observation.keys)
     seen = (each for each in _STATISTICS if all(each.key in layer.heads for layer in observation.layers))
-    return [replace(each, name=names[each.key]) for each in seen]
+    return [each._replace(name=names[each.key]) for each in seen]
 
 
 def _head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:
-    """Return a statistic's mean, head by head; None where no query was counted or a number is not finite."""
+    """Return a statistic's mean for each head; None if no query counted or a number is not finite."""
     return tuple(map(finite, layer.head_means(key)))

@@ -1,4 +1,4 @@
-"""A language model observed on windows of tokens, batch by batch."""
+"""Observe a language model on windows of tokens."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ def model_observation(
     Args:
         model: The model.
         windows: (count, length) tokens.
-        batch_size: Windows of a batch.
-        keys: How many of the first keys are the key set; at most `length`.
+        batch_size: Windows per batch.
+        keys: Number of first keys in the key set; at most `length`.
         heat: Whether to measure the largest score and the heat capacity too.
-        tell: Receives a `PartsDone` at the beginning and after each batch.
+        tell: Receives a `PartsDone` at the start and after each batch.
+
+    Raises:
+        InputError: The key set does not fit the windows, or no attention of the model can be observed.
     """
     if not 1 <= keys <= windows.shape[1]:
         raise InputError("keys", expected=f"from 1 to {windows.shape[1]}, the tokens of a sequence", got=keys)

@@ -1,4 +1,4 @@
-"""Watch the attention of any PyTorch model while it runs: `observe`, `Observer`, and the data that they give."""
+"""Observe the attention of any PyTorch model while it runs: `observe`, `Observer`, and the data that they return."""
 
 from tidegate.torch.observing.observation import (
     CLOSED_BELOW,

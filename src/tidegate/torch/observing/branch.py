@@ -1,8 +1,8 @@
-"""Find what reaches the output projection: the attention output, or that under an output gate.
+"""Find the input of the output projection: the attention output, with an output gate applied if there is one.
 
-The outputs of the heads are known if they are seen twice: as the result of the attention call, and as the input of the
-output projection, which must be that result, or that result under an output gate of ours. If anything else acts on
-them in between, such as a gate in the model's own code, the two differ, and the contribution is unknown.
+The heads' outputs are known if the input of the output projection equals the result of the attention call, after an
+output gate of this library if there is one. If anything else acts on them in between, such as a gate in the model's own
+code, the two differ, and the contribution is unknown.
 
 Legend: B batch, T query positions, H heads, D width of the values.
 """
@@ -21,11 +21,11 @@ from tidegate.torch.observing.sums import RunningContribution
 from tidegate.torch.precision import wide_dtype
 
 _ROUNDINGS = 8
-"""How many units of rounding the projection's input may differ from what is expected."""
+"""Allowed difference between the projection's input and the expected one, in units of rounding."""
 
 
 class AttentionBranch:
-    """The output of one attention call on its way to the projection that mixes the heads."""
+    """The output of one attention call, up to the projection that mixes the heads."""
 
     def __init__(self, layer: str, output_BHTD: Tensor, counted: CountedCall, sums: RunningContribution) -> None:
         self._layer = layer
@@ -34,13 +34,13 @@ class AttentionBranch:
         self._sums = sums
         self._gate: tuple[AttentionGate, Tensor] | None = None
         self._is_confirmed: bool | None = None
-        """Whether the input of the last projection was as expected; None before there was one."""
+        """Whether the input of the last projection was as expected; None before the first."""
 
     def follow(self, call: ModuleCall, result: Any) -> None:
-        """Take in a module call after the attention call."""
+        """Follow a module call after the attention call."""
         module = call.module
         if isinstance(module, AttentionGate):
-            # With a trace asked for, gates are evaluated once more after the projection.
+            # A traced layer evaluates its gates again after the projection.
             if module.gate.site == "output" and self._is_confirmed is None and _is_within(call.name, self._layer):
                 self._gate = module, result.detach().transpose(1, 2)
         elif call.args and isinstance(call.args[0], Tensor):
@@ -49,23 +49,25 @@ class AttentionBranch:
                 self._compare(call.args[0].detach())
 
     def ends_with(self, name: str) -> bool:
-        """Return whether a module that returns now held both the attention call and a projection of its heads."""
+        """Return whether a module that returns now contains the attention call and a projection of its heads."""
         return self._is_confirmed is not None and _is_within(self._layer, name)
 
     def settle(self) -> None:
-        """Add up the contribution; if the heads' outputs were not confirmed, the layer's contribution is unknown."""
-        op, gate = ("multiply", None) if self._gate is None else (self._gate[0].gate.op, self._gate[1])
-        from_set = self._counted.set_output_BHTD
-        # Of a function that replaces the outputs no key's part is known.
-        if not self._is_confirmed or from_set is None or op == "replace":
+        """Add the contribution; if the heads' outputs are not confirmed, the layer's contribution is unknown."""
+        op = None if self._gate is None else self._gate[0].gate.op
+        # If a function replaces the outputs, the parts of the keys are unknown.
+        if not self._is_confirmed or op == "replace":
             self._sums.known = False
             return
-        # What a gate adds is the same whatever the keys.
-        from_set = from_set * (1 if gate is None or op == "add" else gate)
+        from_set = self._counted.set_output_BHTD
+        assert from_set is not None
+        # What a gate adds does not depend on the keys.
+        if self._gate is not None and op == "multiply":
+            from_set = from_set * self._gate[1]
         self._sums.add(from_set, self._gated_output(), self._counted)
 
     def _gated_output(self) -> Tensor:
-        """Return the heads' outputs under the output gate, (B, H, T, D)."""
+        """Return the heads' outputs after the output gate, (B, H, T, D)."""
         if self._gate is None:
             return self._output_BHTD
         gate, values = self._gate

@@ -1,4 +1,4 @@
-"""The statistics of an intercepted attention call, part by part, and what its queries take in from a key set.
+"""The statistics of an intercepted attention call, part by part, and a key set's part of its output.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width,
 N keys of a set.
@@ -28,11 +28,11 @@ from tidegate.torch.observing.statistics import (
 from tidegate.torch.precision import wide_dtype
 
 _PART = 2**19
-"""Numbers in the queries of one part; more if one group of heads of one row has more."""
+"""Elements in the queries of one part; more if one group of heads of one row has more."""
 
 
 def with_plain_mask(call: AttentionCall) -> AttentionCall:
-    """Return the call with its mask as bool if it only forbids; else additive, with -inf wherever it forbids."""
+    """Return the call with its mask as bool if it only hides keys; else additive, with -inf wherever it hides one."""
     mask = call.mask
     if mask is None or mask.dtype == torch.bool or call.scored:
         return call
@@ -44,13 +44,13 @@ def with_plain_mask(call: AttentionCall) -> AttentionCall:
 
 @torch.no_grad()
 def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet) -> Tensor:
-    r"""Return what each query takes in from the key set, $\sum_{j \in J} A_{ij} v_j$.
+    r"""Return the key set's part of each query's output, $\sum_{j \in J} A_{ij} v_j$.
 
-    Only the scores of keys in the set are made: with the log-partition known, $A_{ij} = \exp(S_{ij} - L_i)$.
+    Only the scores of keys in the set are computed: with a known log-partition, $A_{ij} = \exp(S_{ij} - L_i)$.
 
     Args:
         call: Causal only for S = T.
-        log_partition_BHT: Of all keys, as `attention_statistics` gives it.
+        log_partition_BHT: Of all keys, as `attention_statistics` returns it.
         keys: Positions, or a bool tensor (S,) or (B, S).
 
     Returns:
@@ -59,7 +59,7 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
     dtype, (num_queries, num_keys) = wide_dtype(call.query.dtype), (call.query.shape[2], call.key.shape[2])
     in_set = indicator(keys, call.key).to(call.key.device).expand(len(call.key), num_keys)
     num_chosen = int(in_set.sum(dim=-1).max())
-    # Rows with fewer keys in their set are filled up with others, which are hidden.
+    # Rows with fewer keys in their set are filled with others, which are hidden.
     chosen_BN = in_set.int().argsort(dim=-1, descending=True, stable=True)[:, :num_chosen]
     hidden_B11N = ~in_set.gather(1, chosen_BN)[:, None, None]
     chosen_BGND = chosen_BN[:, None, :, None].expand(-1, call.key.shape[1], -1, -1)
@@ -79,7 +79,7 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
             if call.causal:
                 position = torch.arange(num_queries, device=query.device)[queries]
                 scores = scores.masked_fill(chosen_BN[:, None, None] > position[:, None], -math.inf)
-            # Of a query that may see nothing the log-partition is -inf: any finite number gives weights of 0.
+            # The log-partition of a query that may see nothing is -inf: any finite number gives weights of 0.
             log_partition = log_partition_BHT[:, :, queries].clamp(min=torch.finfo(dtype).min)
             weights = (scores - log_partition.unsqueeze(-1)).exp()
             parts.append(grouped_matmul(weights, value))
@@ -87,7 +87,7 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
 
 
 def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask of some queries and of each row's chosen keys."""
+    """Return the additive mask of some queries and each row's chosen keys."""
     assert call.mask is not None
     rows = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, queries]
     if rows.shape[-1] > 1:
@@ -101,7 +101,7 @@ def statistics_in_parts(call: AttentionCall, *, keys: KeySet, heat: bool) -> Att
     """Return the statistics of a call, which is causal only for S = T, computed part by part."""
     num_rows, num_groups = call.query.shape[0], call.key.shape[1]
     group_size = call.query[0].numel() // num_groups
-    # Threads get equal query ranges, and late causal queries cost most: keep one head per thread.
+    # Threads get equal query ranges, and late causal queries cost most: keep at least one head per thread.
     num_heads = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
     size = max(1, _PART // (group_size * num_groups))
     by_rows: list[AttentionStatistics] = []

@@ -1,11 +1,12 @@
-"""Intercept every attention call at PyTorch's dispatcher, whatever the caller and kernel.
+"""Intercept every attention call at PyTorch's dispatcher, for any caller and kernel.
 
-Attention that a model computes from separate operators is put together again (`decomposed_attention.py`).
+Attention made of separate operators is recognized by `decomposed_attention.py`.
 
-A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd takes
-it apart first: into one fused kernel, which the mode sees, or into plain matrix products, which no longer show that
-they are one call. So a kernel of our own, registered while anybody watches, sees the whole call before autograd does,
-and then does what PyTorch would have done. The mode sees the rest: inference mode, and fused kernels called by name.
+A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd
+decomposes it first: into one fused kernel, which the mode receives, or into plain matrix products, which no longer show
+that they are one call. So a kernel registered here while anything is observed receives the whole call before autograd
+and then does what PyTorch would have done. The mode receives the rest: inference mode, and fused kernels called by
+name.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -40,7 +41,7 @@ _FUSED = (
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_attention_math_for_mps",
 )
-"""Kernels that a mode sees; which of them exist depends on the build."""
+"""Kernels that reach a mode; which of them exist depends on the build."""
 
 _WATCHED = {
     _whole,
@@ -51,8 +52,8 @@ _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass runs in this thread, in which checkpointing calls modules again."""
-    # PyTorch has no public way to ask.
+    """Return whether a backward pass runs in this thread, in which checkpointing repeats module calls."""
+    # PyTorch has no public function for this.
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 
@@ -60,7 +61,7 @@ class SharedPatch:
     """A patch that is installed while it has at least one user.
 
     Args:
-        install: Applies the patch and returns what removes it, or None if there is nothing to patch yet.
+        install: Applies the patch and returns a function that removes it, or None if there is nothing to patch yet.
     """
 
     def __init__(self, install: Callable[[], Callable[[], None] | None]) -> None:
@@ -76,7 +77,7 @@ class SharedPatch:
             self._remove = self._remove or self._install()
 
     def release(self) -> None:
-        """Take a user away."""
+        """Remove a user."""
         with self._lock:
             self._num_users -= 1
             if self._num_users == 0 and self._remove is not None:
@@ -85,7 +86,7 @@ class SharedPatch:
 
 
 class _ThreadState(threading.local):
-    """Per-thread state: active watchers, what is hidden from them, and the number of kernel calls that were seen."""
+    """Per-thread state: active watchers, what is hidden from them, and the number of intercepted kernel calls."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []
@@ -98,18 +99,16 @@ _state = _ThreadState()
 
 
 class AttentionCalls(TorchDispatchMode):
-    """While entered, hands every attention call of this thread to `see`, once, after it has been served.
+    """While entered, passes every attention call of this thread to `see`, once, after it has run.
 
-    `miss` receives the reason where a softmax meets a batched product and the two are not certain to be attention.
-    What `see` does itself is not seen. Calls in a backward pass are left out: they repeat those of a checkpoint. So are
-    calls inside `torch.func` transforms, those of nested tensors, and those on the meta device.
+    `miss` receives the reason if a softmax enters a batched product and the two are not certain to be attention. Calls
+    that `see` makes itself are ignored, as are calls in a backward pass, which repeat those of a checkpoint, inside
+    `torch.func` transforms, of nested tensors, and on the meta device.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self, see: Callable[[AttentionCall], None], miss: Callable[[str], None] = lambda _reason: None
-    ) -> None:
+    def __init__(self, see: Callable[[AttentionCall], None], miss: Callable[[str], None]) -> None:
         super().__init__()
         self._see = see
         self._miss = miss
@@ -117,7 +116,7 @@ class AttentionCalls(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would import the compiler, which takes seconds, at the first operator. Nothing is compiled under a mode.
+        # True would import the compiler at the first operator, which takes seconds. Nothing is compiled under a mode.
         return False
 
     def __enter__(self) -> AttentionCalls:
@@ -131,11 +130,11 @@ class AttentionCalls(TorchDispatchMode):
         _kernel.release()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, and report the attention call that it is or completes."""
+        """Run the operator, and report an attention call that it is or completes."""
         kwargs = kwargs or {}
         follows = not (_state.hidden or _state.decomposed_hidden or in_backward() or inside_transform())
         if func in COMPOSITES and follows:
-            # In inference mode; its parts are followed.
+            # It arrives whole in inference mode: follow its parts.
             with self._entered_again():
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -157,7 +156,7 @@ class AttentionCalls(TorchDispatchMode):
             super().__exit__(None, None, None)
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Report the call, unless it is hidden or left out."""
+        """Report the call, unless it is hidden or ignored."""
         # By the names in the operator's schema.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         if func is ATTEND_IN_BLOCKS:
@@ -165,12 +164,12 @@ class AttentionCalls(TorchDispatchMode):
         if _state.hidden or is_ignored(named["query"]):
             return
         _state.num_kernel_calls += 1
-        # A kernel may return its log-partition too.
+        # A kernel may also return its log-partition.
         output = result[0] if isinstance(result, tuple) else result
         self._report(_as_call(named, output.transpose(1, 2) if func is ATTEND_IN_BLOCKS else output))
 
     def _report(self, call: AttentionCall) -> None:
-        # Run our own operators outside this mode: dispatching each would be slow.
+        # Run our own operators outside this mode: dispatching each one is slow.
         with hide_calls(), _disable_current_modes():
             self._see(call)
 
@@ -179,7 +178,7 @@ def _register_kernel() -> Callable[[], None]:
     library = torch.library.Library("aten", "IMPL")
     for key in _AUTOGRAD_KEYS:
         library.impl("scaled_dot_product_attention", _watched_whole_call, key)
-    # PyTorch has no public way to take a kernel away again.
+    # PyTorch has no public way to remove a kernel.
     return library._destroy  # pyright: ignore[reportPrivateUsage]
 
 
@@ -197,7 +196,7 @@ def _watched_whole_call(*args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def hide_calls() -> Generator[None]:
-    """Hide what this thread does from its watchers."""
+    """Hide the calls of this thread from its watchers."""
     before, _state.hidden = _state.hidden, True
     try:
         yield
@@ -207,7 +206,7 @@ def hide_calls() -> Generator[None]:
 
 @contextmanager
 def hide_decomposed_calls() -> Generator[Callable[[], bool]]:
-    """Hide attention made of separate operators; yield a function that says whether a kernel call was seen since."""
+    """Hide attention made of separate operators; yield a function that returns whether a kernel was called since."""
     before, _state.decomposed_hidden = _state.decomposed_hidden, True
     num_before = _state.num_kernel_calls
     try:
@@ -217,23 +216,23 @@ def hide_decomposed_calls() -> Generator[Callable[[], bool]]:
 
 
 def calls_are_hidden() -> bool:
-    """Return whether what this thread does is hidden now."""
+    """Return whether the calls of this thread are hidden."""
     return _state.hidden
 
 
 def is_ignored(query: Tensor) -> bool:
-    """Return whether calls with this query are ignored: in a backward pass or transform, of nested or meta tensors."""
+    """Return whether to ignore calls with this query: in a backward pass or transform, of nested or meta tensors."""
     return inside_transform() or in_backward() or query.is_nested or query.device.type == "meta"
 
 
 def _as_call(named: dict[str, Any], output: Tensor) -> AttentionCall:
-    """Return the call with four axes to each tensor, from an operator's arguments by name and its result."""
+    """Return a call whose tensors all have four axes, from an operator's arguments by name and its result."""
     query, key, value = (named[name].detach() for name in ("query", "key", "value"))
     mask = named.get("attn_mask", named.get("attn_bias"))
     if mask is not None:
         mask = mask.detach()
         mask = mask.unsqueeze(-3) if mask.ndim == query.ndim == 3 else mask
-    # Without an axis of heads there is one head.
+    # Without a head axis there is one head.
     query, key, value, output = (x.unsqueeze(-3) if x.ndim < 4 else x for x in (query, key, value, output.detach()))
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], () if mask is None else mask.shape[:-3])
 

@@ -1,4 +1,4 @@
-"""Which queries and keys of an attention call count, and their positions: padding, caches, the first real keys.
+"""Determine which queries and keys of an attention call count, and their positions: padding, caches, key sets.
 
 Legend: B batch, T query positions, S attended positions, P positions of the sequence so far, H query heads,
 D head width.
@@ -25,19 +25,19 @@ from tidegate.torch.observing.statistics import (
 )
 
 _LEAST_SCORE = -6e4
-"""A score below this is a mask for sure: no model has such scores, and masks of half precision add -65,504."""
+"""A lower score is certainly masked: no model has such scores, and masks of half precision add -65,504."""
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
 
 
 class Past(NamedTuple):
-    """What identifies the next call of a layer's sequence."""
+    """The state of a layer's sequence, which identifies its next call."""
 
     key_BD: Tensor
     """The last key, of one head."""
     real_BP: Tensor
-    """Bool: which positions are not padding."""
+    """Bool: positions that are not padding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,19 +46,19 @@ class CountedCall:
 
     statistics: AttentionStatistics
     counted_BHT: Tensor
-    """Bool: real queries that may see something; curves by position are of these."""
+    """Bool: real queries that may see something, which enter curves by position."""
     in_means_BHT: Tensor
-    """Bool: those of them that may see more than one key; means are of these."""
+    """Bool: those that may see more than one key, which enter means."""
     set_output_BHTD: Tensor | None
-    """What each query takes in from the key set; None unless asked for."""
+    """The key set's part of each query's output; None unless requested."""
     real_BT: Tensor
     """Bool: queries that are not padding."""
     first: int
     """Position of the first query."""
     past: Past | None
-    """What identifies the next call."""
+    """The state after this call."""
     has_low_queries: bool
-    """Whether real queries are left out whose scores all lie below -5,000, though they may not be masked."""
+    """Whether real queries are left out because all their scores are below -5,000, although they may not be masked."""
 
 
 class _PlacedCall(NamedTuple):
@@ -88,33 +88,33 @@ def count_call(
     num_added: int = 0,
     sink_H: Tensor | None = None,
 ) -> CountedCall:
-    """Compute the statistics of a call and find out which of its queries count.
+    """Compute the statistics of a call and determine which of its queries count.
 
-    A number in an additive mask of at most -10,000 forbids like -inf. Where only the sum of mask and score is known, a
-    sum of at most -5,000 does; queries with no other are left out. Trailing keys that nobody in the batch may see,
-    where there are more keys than queries, are the unwritten places of a cache and left out.
+    Values of an additive mask up to -10,000 hide a key like -inf. Where only the sum of mask and score is known, sums
+    up to -5,000 do; queries with no larger score are left out. If there are more keys than queries, trailing keys that
+    no query of the batch may see are unwritten slots of a cache, and are left out.
 
-    Queries are the last of the keys. They follow the positions of `past` if the keys do, and keys that are no longer
-    handed over keep their places; else query i is at position S - T + i, or at i where causality or T > S says so. A
-    key that no query of its row may see is padding, unless `past` knows better; so is the query at its position, for
-    S = T and after `past`. `padding` overrides this; so does `from_mask` if it covers all positions.
+    The queries belong to the last keys. If the keys continue `past`, so do the positions, and keys that a cache has
+    dropped keep theirs. Otherwise query i is at position S - T + i, or at i under causality or if T > S. A key that no
+    query of its row may see is padding, unless `past` has it as real; so is the query at its position, for S = T and
+    after `past`. `padding` overrides this, as does `from_mask` if it covers all positions.
 
-    A query that may see a single key has all its weight there, whatever the model does: it is left out of means and
-    kept in curves by position. Such are the first query of a causal row, of its part after padding on the left, and of
-    each packed document that a mask separates, and every query of a window of one key.
+    A query that may see only one key has all its weight there, whatever the model does: it is left out of means and
+    included in curves by position. Examples are the first query of a causal row, of a packed document or after left
+    padding, and every query of a window of one key.
 
     Args:
         call: The call.
         keys: The key set.
         heat: Whether to compute the largest score and the heat capacity.
         padding: (B, at most P) bool, True for real tokens; later ones are real.
-        from_mask: The same, if it is not certain to be of this sequence.
+        from_mask: The same, if it may belong to another sequence.
         passed_on: Whether `from_mask` reaches the call; if not, it counts only if the call hides its padding.
-        set_output: Whether to compute what each query takes in from the key set.
-        past: The calls before.
-        cross_attention: Whether queries and keys are of different sequences: queries count from 0 and are all real.
-        num_added: Keys behind those of the sequence, which belong to the layer and are always real.
-        sink_H: Logits of sinks in the layer's softmax that the call itself does not have.
+        set_output: Whether to compute the key set's part of each query's output.
+        past: The state after the previous call.
+        cross_attention: Whether queries and keys belong to different sequences: queries count from 0 and are all real.
+        num_added: Number of keys that the layer appends to those of the sequence; they are always real.
+        sink_H: Sink logits in the layer's softmax that the call itself does not have.
     """
     whole = call.key.shape[2]
     call = _without_unwritten(_with_square_causality(_with_mask_as_causality(with_plain_mask(call))))
@@ -130,7 +130,7 @@ def count_call(
     if sink_H is not None:
         statistics = with_sink(statistics, sink_H)
     real_B1T = placed.real_BT[:, None]
-    # A row without any real key is hardly padding alone.
+    # A row without any real key is hardly all padding.
     low_BHT = statistics.empty & (real_B1T | ~placed.real_BP.any(dim=1)[:, None, None])
     if placed.call.scored and placed.call.mask is not None and bool(low_BHT.any()):
         low_BHT = low_BHT & (placed.call.mask.amax(dim=-1) > _LEAST_SCORE)
@@ -158,12 +158,12 @@ def describe_keys(keys: Keys) -> str:
 
 
 def validate_keys(keys: Keys) -> None:
-    """Raise InputError unless this is a key set, and TypeError if it is of another type."""
-    expected = "a number of first keys from 1, a tuple of positions from 0, each once, or a bool tensor (S,) or (B, S)"
+    """Raise InputError unless this is a key set, or TypeError if it is of another type."""
+    expected = "a positive number of first keys, a tuple of distinct positions, or a bool tensor (S,) or (B, S)"
     if isinstance(keys, Tensor):
         if keys.dtype != torch.bool or keys.ndim not in (1, 2):
             got = (keys.dtype, tuple(keys.shape))
-            raise InputError("keys", expected=expected, got=got, hint="Give positions as a tuple.")
+            raise InputError("keys", expected=expected, got=got, hint="Pass positions as a tuple.")
     elif isinstance(keys, bool) or not isinstance(keys, int | Sequence) or isinstance(keys, str):
         raise TypeError(f"keys must be {expected}; got {keys!r}.")
     elif isinstance(keys, int):
@@ -182,7 +182,7 @@ def validate_padding(padding: Tensor | None) -> None:
             "padding",
             expected="a bool tensor (batch, positions), True for real tokens, or None",
             got=(padding.dtype, tuple(padding.shape)) if isinstance(padding, Tensor) else padding,
-            hint="An attention mask of ones and zeros becomes one by attention_mask.bool().",
+            hint="Convert an attention mask of ones and zeros by attention_mask.bool().",
         )
 
 
@@ -200,19 +200,19 @@ def _place_within(
     if padding is None and from_mask is not None and from_mask.shape == (len(call.query), num_positions):
         padding = from_mask
     if before_BP is not None:
-        # The unwritten places of a static cache that rolls over are in front.
+        # The unwritten slots of a static cache that rolls over come first.
         call = _with_keys(call, slice(-num_positions, None))
-        # Known positions tell padding better than a mask that may have a window.
+        # Known positions are more reliable than a mask that may have a window.
         real_BP = torch.cat((before_BP, _visible_keys(call)[:, call.key.shape[2] - num_queries :]), dim=1)
         if padding is not None:
             real_BP = _extend_padding(padding, call, num_positions)
         return _place_last(call, real_BP)
     if num_queries < num_keys - num_added:
-        # The positions before were not seen: as many as there are keys, or as padding says.
+        # Earlier positions were not observed: take as many as there are keys, or the length of the padding.
         if padding is not None:
             return _place_last(call, _extend_padding(padding, call, max(num_keys, padding.shape[1])))
         real_BP = _visible_keys(call)
-        # The queries may be of another sequence, of whose padding nothing is known.
+        # The queries may belong to another sequence, whose padding is unknown.
         return _place_last(call, real_BP)._replace(real_BT=real_BP.new_ones(len(real_BP), num_queries))
     if padding is None:
         real_BP = _visible_keys(call)
@@ -221,7 +221,7 @@ def _place_within(
             raise _padding_error(padding, len(call.query), num_keys - num_added)
         real_BP = _extend_padding(padding, call, num_keys)
     if num_queries > num_keys - num_added:
-        # More queries than keys are of another sequence.
+        # More queries than keys belong to another sequence.
         return _place_across(call, real_BP)
     past = None if num_added else _past_after(call, real_BP)
     return _PlacedCall(call, real_BP, real_BP[:, :num_queries], first=0, past=past)
@@ -234,15 +234,15 @@ def _place_last(call: AttentionCall, real_BP: Tensor) -> _PlacedCall:
 
 
 def _past_after(call: AttentionCall, real_BP: Tensor) -> Past:
-    # A view would keep all keys, and a static cache writes over them.
+    # A view would keep all keys alive, and a static cache overwrites them.
     return Past(call.key[:, 0, -1].clone(), real_BP)
 
 
 def _positions_before(past: Past | None, call: AttentionCall) -> Tensor | None:
-    """Return which positions before the call's queries are real, (B, P) bool; None if it does not follow that past.
+    """Return which earlier positions are real, (B, P) bool; None if the call does not continue `past`.
 
-    A call follows if the key before those of its queries is the last key of the past. Rows may come in another order
-    and number, as in beam search. A cache that was cut back does not follow.
+    It does if the key before those of its queries is the last key of `past`. Rows may have another order and number,
+    as in beam search. After a cache is cropped, the call does not continue it.
     """
     num_before = call.key.shape[2] - call.query.shape[2]
     if past is None or num_before < 1:
@@ -258,7 +258,7 @@ def _positions_before(past: Past | None, call: AttentionCall) -> Tensor | None:
 
 
 def _with_mask_as_causality(call: AttentionCall) -> AttentionCall:
-    """Return the call without its mask if that is causality alone, which the fused kernel can do without a mask."""
+    """Return the call without its mask if the mask is causality alone, which the fused kernel applies without one."""
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     mask = call.mask
     if mask is None or mask.dtype != torch.bool or mask.shape[1:] != (1, num_queries, num_keys) or call.causal:
@@ -308,7 +308,7 @@ def _visible_keys(call: AttentionCall) -> Tensor:
 
 
 def _hides_padding(call: AttentionCall, real_BP: Tensor, num_added: int) -> bool:
-    """Return whether there is padding among the call's keys, and no real query may see any of it."""
+    """Return whether there is padding among the call's keys that no real query may see."""
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     if len(real_BP) != len(call.query) or real_BP.shape[1] < max(num_queries, num_keys - num_added):
         return False
@@ -317,7 +317,7 @@ def _hides_padding(call: AttentionCall, real_BP: Tensor, num_added: int) -> bool
     limit, order = FORBIDDEN if call.scored else FORBIDDING, torch.arange(num_keys, device=call.query.device)
     for row in padded_BS.any(dim=1).nonzero().flatten().tolist():
         real, padded = real_BP[row, -num_queries:], padded_BS[row]
-        # One head at a time: few of its scores are copied.
+        # One head at a time, so that few scores are copied.
         for mask in (None,) if call.mask is None else call.mask[row % len(call.mask)]:
             seen = torch.ones((), dtype=torch.bool, device=call.query.device)
             if call.causal:
@@ -331,7 +331,7 @@ def _hides_padding(call: AttentionCall, real_BP: Tensor, num_added: int) -> bool
 
 
 def _extend_padding(padding: Tensor, call: AttentionCall, num_positions: int) -> Tensor:
-    """Return given padding for so many positions, (B, P); those beyond its end are real."""
+    """Return the given padding for `num_positions` positions, (B, P); those beyond its end are real."""
     if padding.shape[0] != len(call.query):
         raise _padding_error(padding, len(call.query), call.key.shape[2])
     known = padding[:, :num_positions].to(call.query.device)
@@ -343,7 +343,7 @@ def _padding_error(padding: Tensor, batch: int, num_keys: int) -> InputError:
         "padding",
         expected=f"({batch}, {num_keys}), the rows and keys of the attention call",
         got=tuple(padding.shape),
-        hint="Give that of this batch, or None to read it from the masks.",
+        hint="Pass the padding of this batch, or None to infer it from the masks.",
     )
 
 
@@ -356,7 +356,7 @@ def _key_set(keys: Keys, real_BP: Tensor, num_keys: int) -> Sequence[int] | Tens
     if isinstance(keys, Tensor):
         if keys.ndim == 2 and len(keys) != batch:
             expected = f"a bool tensor of the {batch} rows of the attention call"
-            hint = "Give one of shape (S,) for all rows, or observe each batch with its own keys."
+            hint = "Pass one of shape (S,) for all rows, or observe each batch with its own keys."
             raise InputError("keys", expected=expected, got=tuple(keys.shape), hint=hint)
         known = keys[..., :num_positions].to(real_BP.device)
         return F.pad(known, (0, num_positions - known.shape[-1]), value=False)[..., dropped:]

@@ -1,12 +1,12 @@
 """Recognize attention that a model computes from separate operators: a product, a softmax, a product with the values.
 
-Operators are followed below autograd. The result of a batched product is traced through operators that keep its size,
-such as scales, biases, masks, casts and copies, by its storage. If it reaches a softmax over its last axis, and the
-softmax's result is the first factor of a batched product over the same axis, then this is attention, and the input of
-the softmax is its scores. Any other softmax whose result enters a batched product may be attention too, and is named:
-scores that are mixed or extended by a sink before the softmax, weights as the second factor. So are weights that are
-changed between softmax and product, which are found by comparing all of them, with dropout applied if its operators
-were seen.
+Operators are followed below autograd. The result of a batched product is traced by its storage through operators that
+keep its size, such as scales, biases, masks, casts and copies. If it reaches a softmax over its last axis, and the
+softmax's result is the first factor of a batched product over the same axis, this is attention, and the input of the
+softmax is its scores. Any other softmax whose result enters a batched product may be attention too, and is reported:
+scores that are mixed or extended by a sink before the softmax, or weights as the second factor. So are weights that
+change between softmax and product, which is found by comparing all of them, with dropout applied if its operators were
+intercepted.
 
 Legend: B batch, T query positions, S attended positions, H heads, D head width, N products of a batch.
 """
@@ -28,22 +28,21 @@ from tidegate.torch.precision import widen
 _aten: Any = torch.ops.aten
 
 _FACTORS = {_aten.bmm.default: slice(2), _aten.baddbmm.default: slice(1, 3)}
-"""The batched products, and which of their arguments are the factors."""
+"""The batched products, and the arguments that are the factors."""
 _softmax = _aten._softmax.default
 COMPOSITES = {_aten.matmul.default, _aten.einsum.default, _aten.softmax.int, _aten.dropout.default}
-"""Operators that reach a dispatch mode whole in inference mode, and as their parts elsewhere."""
+"""Operators that reach a dispatch mode whole in inference mode, and as their parts otherwise."""
 
 _bernoulli = _aten.bernoulli_.float
 _native_dropout = _aten.native_dropout.default
 """The operators of dropout: random numbers to multiply with, or both steps at once."""
 
 _NUM_TRACED = 64
-"""Products that are traced at a time; between scores and their softmax there are few."""
+"""Number of products traced at a time; there are few between scores and their softmax."""
 _NUM_PENDING = 2
-"""Results of a softmax that may wait for their products at a time."""
+"""Number of softmax results that may wait for their products at a time."""
 _NUM_COMPARED = 1 << 20
-"""Weights that are compared at a time."""
-
+"""Number of weights compared at a time."""
 
 _OTHER_FORM = "it is not a product of queries and keys, a softmax over its last axis, and its product with the values"
 _CHANGED = "its result was changed before the product with the values"
@@ -53,7 +52,7 @@ class _Product(NamedTuple):
     """A product that may become scores."""
 
     storage: StorageWeakRef
-    """Held so that no other storage takes its address."""
+    """Kept so that no other storage takes its address."""
     query_NTD: Tensor
     key_NDS: Tensor
 
@@ -67,22 +66,22 @@ class _Weights:
     scores: Tensor | None
     """The input of the softmax; None without a product."""
     storages: dict[int, StorageWeakRef] = field(default_factory=dict)
-    """Storages of the weights and of what was computed from them."""
+    """Storages of the weights and of the tensors computed from them."""
     noise: list[Tensor] = field(default_factory=list)
-    """The factors that dropout has multiplied them with."""
+    """The factors of dropout applied to them."""
     drawn: Tensor | None = None
-    """The noise of a dropout that has not been applied yet."""
+    """The factors of a dropout that is not yet applied."""
 
 
 class DecomposedAttention:
-    """Follow the operators of one thread, and put attention calls together."""
+    """Follow the operators of one thread, and assemble attention calls."""
 
     def __init__(self) -> None:
         self._products: dict[int, _Product] = {}
         self._pending: list[_Weights] = []
 
     def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> AttentionCall | str | None:
-        """Take in an executed operator; return the call that ends with it, or why it is not certain to be one."""
+        """Follow an executed operator; return the call that ends with it, or the reason why this is uncertain."""
         if func in _FACTORS:
             left, right = args[_FACTORS[func]]
             return self._follow_product(left, right, result)
@@ -90,7 +89,7 @@ class DecomposedAttention:
             self._follow_softmax(args[0], args[1], result)
         elif func is _bernoulli and self._pending and _can_be_traced(result):
             for weights in self._pending:
-                # Its memory was allocated like the weights, and is not one of them.
+                # It was allocated like the weights, but is not derived from them.
                 weights.storages.pop(_storage_id(result), None)
                 weights.drawn = result.detach()
         elif func is _native_dropout:
@@ -104,7 +103,7 @@ class DecomposedAttention:
         return None
 
     def _weights_in(self, x: Any) -> _Weights | None:
-        """Return the latest weights that are stored where x is."""
+        """Return the latest weights that share a storage with x."""
         if not _can_be_traced(x):
             return None
         place = _storage_id(x)
@@ -137,7 +136,7 @@ class DecomposedAttention:
         self._pending = [*self._pending[1 - _NUM_PENDING :], found]
 
     def _pass_on(self, args: tuple[Any, ...], result: Any) -> None:
-        """Trace the result of an operator on something that is traced, if it has its size."""
+        """Trace the result of an operator on a traced tensor, if it has the same size."""
         if not _can_be_traced(result):
             return
         for given in args:
@@ -157,20 +156,20 @@ class DecomposedAttention:
                 return
 
     def _trace(self, result: Tensor, query_NTD: Tensor, key_NDS: Tensor) -> None:
-        # Put at the end, among the newest.
+        # Moved to the end, among the newest.
         self._products.pop(_storage_id(result), None)
         self._products[_storage_id(result)] = _Product(StorageWeakRef(result.untyped_storage()), query_NTD, key_NDS)
 
 
 def _can_be_traced(x: Any) -> TypeGuard[Tensor]:
-    """Return whether this is a tensor of floating-point numbers with a storage of its own."""
+    """Return whether this is a floating-point tensor with its own storage."""
     if not isinstance(x, Tensor) or not is_plain(x) or not x.is_floating_point():
         return False
     return x.layout is torch.strided and not x.is_nested and x.device.type != "meta"
 
 
 def _storage_id(x: Tensor) -> int:
-    # PyTorch has no public way to ask whether two tensors share a storage that may be empty.
+    # PyTorch has no public way to test whether two tensors share a storage that may be empty.
     return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
@@ -179,7 +178,7 @@ def _is_stored_in(storages: Any, x: Any) -> bool:
 
 
 def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> AttentionCall | str:
-    """Return the call, or why it is none; heads that are in the batch stay there."""
+    """Return the call, or why it is not attention; heads in the batch axis stay there."""
     if weights.product is None or weights.scores is None:
         return _OTHER_FORM
     (_, query_NTD, key_NDS), scores = weights.product, weights.scores
@@ -209,9 +208,9 @@ def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Te
 
 
 def _are_weights(used_NTS: Tensor, all_scores: Tensor, all_noise: Sequence[Tensor]) -> bool:
-    """Return whether `used_NTS` is the softmax of the scores times the noise of dropout, up to rounding.
+    """Return whether `used_NTS` is the softmax of the scores times the factors of dropout, up to rounding.
 
-    Queries that may see nothing are not compared: some models get nan or equal weights, and replace them afterwards.
+    Queries that may see nothing are not compared: some models get nan or equal weights there and replace them.
     """
     tolerance = 8 * torch.finfo(used_NTS.dtype).eps
     num_keys = used_NTS.shape[-1]

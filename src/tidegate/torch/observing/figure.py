@@ -1,4 +1,4 @@
-"""An observation as one matplotlib figure: maps by layer and head, curves by position."""
+"""Draw an observation with matplotlib: maps by layer and head, curves by position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYERS_IN_LEGEND = 8
 
 
 def observation_figure(observation: Observation) -> Figure:
-    """Draw maps of the key set's mass, of entropy and of each site's mean gate, layer by head, and curves by position.
+    """Return a figure with maps of mass, sink, contribution, entropy and mean gates, and curves by position.
 
     Curves are means over the heads of a layer, dark for the first layer and light for the last. The figure is not
     registered with pyplot, so it need not be closed.
@@ -79,9 +79,9 @@ def _draw_curves(axes: Any, observation: Observation, statistic: str) -> None:
     count = len(observation.layers)
     for place, layer in enumerate(observation.layers):
         means = [fmean(values) for values in zip(*layer.by_position[statistic], strict=True)]
-        # The last third of the colours is too pale for a line.
-        colour = colormaps["viridis"](0.8 * place / max(count - 1, 1))
-        axes.plot(layer.positions, means, color=colour, linewidth=1.2, label=f"layer {place}")
+        # The lightest colors are too pale for a line.
+        color = colormaps["viridis"](0.8 * place / max(count - 1, 1))
+        axes.plot(layer.positions, means, color=color, linewidth=1.2, label=f"layer {place}")
     axes.set_title(f"{statistic_names(observation.keys)[statistic]}, by position", fontsize=9, loc="left")
     axes.set_xlabel("position of the query", fontsize=8)
     axes.tick_params(labelsize=7, length=2)

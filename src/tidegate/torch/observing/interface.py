@@ -1,10 +1,10 @@
-"""Watch the eager attention functions of transformers, where models look them up.
+"""Intercept the eager attention functions of transformers, where models look them up.
 
-A model asks a table, `AttentionInterface`, for the function of its implementation, and brings one of its own for
-`eager`. While anybody watches, the table wraps that function in one that looks at the call: at queries, keys, values,
-mask, scale, soft cap and sinks, from which its statistics follow without the matrix of weights. On some of its queries
-the output is compared with what these arguments give. Other implementations, such as `sdpa`, call PyTorch's kernels,
-which are watched there.
+A model asks a table, `AttentionInterface`, for the function of its implementation, and supplies its own for `eager`.
+While anything is observed, the table wraps that function in one that reads the arguments of the call: queries, keys,
+values, mask, scale, soft cap and sinks. The statistics follow from these without the attention matrix. At some of the
+queries, the output is compared with the one that these arguments imply. Other implementations, such as `sdpa`, call
+PyTorch's kernels and are intercepted there.
 
 Legend: B batch, T query positions, H heads, D head width.
 """
@@ -40,7 +40,7 @@ _HEADS = ("query", "key", "value")
 _ARGUMENTS = (*_HEADS, "attention_mask")
 """The arguments of every attention function after the module, in order."""
 _NUM_CHECKED = 4
-"""Queries of a call that are compared with what the function returned."""
+"""Queries of a call whose output is compared with what the function returned."""
 
 _See = Callable[[AttentionCall], None]
 
@@ -57,9 +57,9 @@ _state = _ThreadState()
 
 @contextmanager
 def watch_interface(see: _See) -> Generator[None]:
-    """Hand every call of an eager attention function of this thread to `see`, after it has run.
+    """Pass every call of an eager attention function of this thread to `see`, after it has run.
 
-    Where transformers is not imported there is nothing to watch.
+    Do nothing if transformers is not imported.
     """
     _lookup.acquire()
     _state.watching.append(see)
@@ -80,7 +80,7 @@ def _patch_lookup() -> Callable[[], None] | None:
     watched = table.get_interface = _watched_lookup(stock)
 
     def remove() -> None:
-        # If somebody else has put a lookup around ours, it stays: it does nothing while nobody watches.
+        # If other code has wrapped our lookup, it stays: it does nothing while nothing is observed.
         if table.get_interface is watched:
             table.get_interface = stock
 
@@ -99,11 +99,11 @@ def _watched_lookup(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **options: Any) -> Any:
-    """Run the function, and report the call if it is understood; if not, its softmax may still be seen."""
+    """Run the function, and report the call if its arguments determine it; otherwise its softmax may be recognized."""
     given = dict(zip(_ARGUMENTS, args, strict=False)) | options
     call = None if calls_are_hidden() else _as_call(given)
     drops = module.training and given.get("dropout", 0.0) > 0
-    # After dropout the output says nothing of the weights, but their softmax can be seen unless it has a sink.
+    # After dropout the output does not verify the weights, but their softmax can be recognized unless it has a sink.
     if call is None or (drops and call.sink_H is None):
         return function(module, *args, **options)
     with hide_decomposed_calls() as a_kernel_was_called:
@@ -125,7 +125,7 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
 
 
 def _as_call(given: dict[str, Any]) -> AttentionCall | None:
-    """Return the call by its arguments; None if it is ignored, or if another argument may affect it."""
+    """Return the call that the arguments describe; None if it is ignored, or if another argument may affect it."""
     if not all(isinstance(given.get(name), Tensor) and given[name].ndim == 4 for name in _HEADS):
         return None
     query, key, value, mask = (*(given[name].detach() for name in _HEADS), given.get("attention_mask"))
@@ -161,7 +161,7 @@ def _output(result: Any, call: AttentionCall) -> Tensor | None:
 
 
 def _explains(call: AttentionCall) -> bool:
-    """Return whether the call's arguments give its output, at some queries that may see something."""
+    """Return whether the call's arguments imply its output, at some queries that may see something."""
     assert call.output is not None
     num_queries = call.query.shape[2]
     if call.query.numel() == 0:
@@ -178,7 +178,7 @@ def _explains(call: AttentionCall) -> bool:
     expected = key_set_output(few, statistics.log_partition, every_key)
     found = call.output[:, :, rows].to(expected.dtype)
     sees = ~statistics.empty.unsqueeze(-1)
-    # Many take the softmax in float32, whatever their dtype; rounding of scores grows with them.
+    # Many functions compute the softmax in float32 for any dtype; rounding errors grow with the scores.
     eps = max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)
     allowed = (math.sqrt(eps) + 4 * eps * largest) * torch.linalg.vector_norm(expected * sees)
     return bool(torch.linalg.vector_norm((found - expected) * sees) <= allowed)

@@ -1,4 +1,4 @@
-"""Follow the modules of a model: the one that runs, its block, what it was given, and whether it attends elsewhere."""
+"""Follow the running modules of a model: their arguments, blocks, padding masks, and cross-attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from tidegate.torch.observing.statistics import AttentionCall
 
 _SOURCES = ("key_value_states", "encoder_hidden_states", "context")
-"""Arguments of attention modules, ours and those of transformers, for the other sequence."""
+"""Arguments for the other sequence, in attention modules of this library and of transformers."""
 
 _forward = nn.MultiheadAttention.forward
 _signature = inspect.signature(_forward)
@@ -39,21 +39,22 @@ class ModuleFollower(Protocol):
     """Receives the module calls of a model."""
 
     def begin(self) -> None:
-        """Receive that a module is called and no other is running."""
+        """Handle the call of an outermost module."""
 
     def leave(self, call: ModuleCall, result: Any) -> None:
-        """Receive that a module, which is still on the stack, has returned."""
+        """Handle the return of a module, which is still on the stack."""
 
     def end(self) -> None:
-        """Receive that the outermost module has returned or raised."""
+        """Handle the end of the outermost module, which has returned or raised."""
 
 
 @contextmanager
 def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list[ModuleCall]]:
     """Yield the stack of the model's modules whose forward is running, outermost first.
 
-    Names are paths within the model, whose own is empty; a module that is in it twice has its first. A module whose
-    forward raises is not left, but taken off the stack. Other threads are ignored, and so are copies of the model.
+    Names are paths within the model, empty for the model itself; a module that occurs twice has its first path. A
+    module whose forward raises is removed from the stack without `leave`. Other threads and copies of the model are
+    ignored.
     """
     stack: list[ModuleCall] = []
 
@@ -67,7 +68,7 @@ def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list
             follower.leave(ModuleCall(name, module, args, kwargs), result)
 
         def pop(_module: nn.Module, _args: Any, _result: Any) -> None:
-            # A hook before ours may have raised, so that the module never came onto the stack.
+            # If a hook before ours raised, the module was never pushed.
             if stack and stack[-1].name == name:
                 stack.pop()
                 if not stack:
@@ -76,7 +77,7 @@ def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list
         return (
             module.register_forward_pre_hook(_Hook(push), with_kwargs=True),
             module.register_forward_hook(_Hook(report), with_kwargs=True),
-            # Called also if the forward, or the hook before, raises.
+            # Also called if the forward or an earlier hook raises.
             module.register_forward_hook(_Hook(pop), always_call=True),
         )
 
@@ -89,7 +90,7 @@ def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list
 
 
 class _Hook:
-    """A hook that runs only in the thread that made it; copies, as of a copied model, do nothing."""
+    """A hook that runs only in the thread that made it; its copies, as in a copied model, do nothing."""
 
     def __init__(self, act: Callable[..., None] | None) -> None:
         self._act = act
@@ -104,10 +105,10 @@ class _Hook:
 
 
 def block_of(model: nn.Module, name: str) -> str | None:
-    """Return the block that holds a layer: the innermost module around it that is an item of an `nn.ModuleList`.
+    """Return the block that contains a layer: the innermost module around it that is an item of an `nn.ModuleList`.
 
-    Without such a list an `nn.Sequential` serves; None if there is neither. The layer itself does not count: a list of
-    attention heads is not a list of blocks.
+    Without such a list, use an `nn.Sequential`; return None if there is neither. The layer itself does not count: a
+    list of attention heads is not a list of blocks.
     """
     parts = name.split(".")
     for kind in (nn.ModuleList, nn.Sequential):
@@ -118,10 +119,10 @@ def block_of(model: nn.Module, name: str) -> str | None:
 
 
 def is_cross_attention(call: ModuleCall) -> bool:
-    """Return whether the arguments of a module name another sequence to attend to.
+    """Return whether a module is called with another sequence to attend to.
 
-    For `nn.MultiheadAttention` this means that its key is not the same tensor as its query; for any other module, that
-    its `forward` has an argument `key_value_states`, `encoder_hidden_states` or `context`, which is given.
+    For `nn.MultiheadAttention`, this is a key that is not the same tensor as the query; for any other module, an
+    argument `key_value_states`, `encoder_hidden_states` or `context` of its `forward`.
     """
     given = call.given()
     if isinstance(call.module, nn.MultiheadAttention):
@@ -137,9 +138,9 @@ def _argument_names(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 @torch.no_grad()
 def attend_without_weights(call: ModuleCall) -> None:
-    """Repeat a call of `nn.MultiheadAttention` that returned weights as one that makes an attention call.
+    """Repeat a call of `nn.MultiheadAttention` that returned weights so that it makes an attention call.
 
-    Do nothing for other modules and calls. The result is dropped, and no random number is drawn.
+    Do nothing for other modules and calls. The result is discarded, and no random number is drawn.
     """
     module = call.module
     if not is_torch_multihead(module):
@@ -162,10 +163,10 @@ def is_torch_multihead(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
 
 
 def num_added_keys(call: ModuleCall, num_keys: int) -> int:
-    """Return how many keys the module adds behind those of the sequence.
+    """Return how many keys the module appends to those of the sequence.
 
-    `nn.MultiheadAttention` adds some by `add_bias_kv` and `add_zero_attn`. In any other module they are the keys, such
-    as summaries of the sequence, beyond the last column of its mask.
+    `nn.MultiheadAttention` does so for `add_bias_kv` and `add_zero_attn`. In any other module they are the keys beyond
+    the last column of its mask, such as summaries of the sequence.
     """
     module = call.module
     if isinstance(module, nn.MultiheadAttention):
@@ -176,12 +177,12 @@ def num_added_keys(call: ModuleCall, num_keys: int) -> int:
 
 
 def given_padding(stack: Sequence[ModuleCall]) -> tuple[Tensor | None, bool]:
-    """Return which tokens are real, (B, P) bool, by the innermost `attention_mask`, and whether it is passed on.
+    """Return the real tokens, (B, P) bool, by the innermost `attention_mask`, and whether that mask is passed on.
 
-    A mask has two axes, of ones and zeros: bool, integers from 0, or 0.0 and 1.0; others are added to scores. It is
+    A padding mask has two axes and holds bool, integers from 0, or 0.0 and 1.0; any other is added to scores. It is
     passed on if all further modules on the stack have an argument whose name ends with `mask` or `bias`. If not, it may
-    be that of another sequence, such as the text beside an image, or its argument may have any other name: only the
-    attention call itself can tell. In cross-attention the mask is the source's, and says nothing of queries.
+    belong to another sequence, such as the text beside an image, or the argument may have another name: the attention
+    call itself has to decide. In cross-attention, the mask is the source's and does not apply to queries.
     """
     if any(map(is_cross_attention, stack)):
         return None, False
@@ -202,11 +203,11 @@ def _marks_padding(mask: Tensor) -> bool:
 
 
 def with_rows_of(module: ModuleCall, call: AttentionCall) -> AttentionCall | None:
-    """Return the call with the module's rows as its batch; None unless its queries are surely all of its tokens.
+    """Return the call with the module's rows as its batch; None unless its queries are certainly all of its tokens.
 
-    The first tensor that a module is given are its tokens: (B, T, M), or (T, B, M), or heads (B, H, T, D). There are
-    at least as many keys as queries unless the module attends to another sequence. So parts of attention that is
-    computed in blocks, and attention to landmarks, are not calls.
+    The first tensor argument of a module is its tokens: (B, T, M), or (T, B, M), or heads (B, H, T, D). There are at
+    least as many keys as queries, except in cross-attention. This excludes attention to landmarks and the parts of
+    blockwise attention.
     """
     tokens = next((x for x in (*module.args, *module.kwargs.values()) if isinstance(x, Tensor)), None)
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]

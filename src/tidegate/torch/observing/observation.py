@@ -21,14 +21,14 @@ _SCORES = tuple(float(score) for score in range(-32, 33, 2))
 
 
 class _Statistic(NamedTuple):
-    """How a statistic of a head is named, binned and printed."""
+    """Name, histogram and number format of a statistic of a head."""
 
     name: str
-    """In words; `{keys}` stands for the key set."""
+    """`{keys}` stands for the key set."""
     edges: tuple[float, ...] = ()
     """Edges of its histogram, if it has one."""
     digits: int | None = None
-    """Decimal places in the table; None leaves it out."""
+    """Decimal places in the table; None omits it."""
 
 
 _STATISTICS = {
@@ -44,10 +44,10 @@ _STATISTICS = {
 }
 
 HISTOGRAM_EDGES = {key: each.edges for key, each in _STATISTICS.items() if each.edges}
-"""Edges of the histogram of each statistic; values outside are counted in the nearest bin."""
+"""Edges of the histogram of each statistic; values outside count in the nearest bin."""
 
 CLOSED_BELOW = 0.1
-"""A gate with a value below this is closed."""
+"""A gate counts as closed below this value."""
 
 
 def statistic_names(keys: str) -> dict[str, str]:
@@ -63,10 +63,9 @@ def statistic_names(keys: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """One statistic of one head over all queries that may see more than one key; all 0 if there were none.
+    """One statistic of one head over all queries that may see more than one key; all 0 if there are none.
 
-    A query that may see a single key, such as the first of a causal row, has all its weight there. It is left out here,
-    and kept in `LayerObservation.by_position`.
+    Other queries, such as the first of a causal row, are only in `LayerObservation.by_position`.
     """
 
     count: int
@@ -76,7 +75,7 @@ class Moments:
     low: float
     high: float
     histogram: tuple[int, ...]
-    """Counts between the edges in `HISTOGRAM_EDGES`; a value on an edge is above it.
+    """Counts between the edges in `HISTOGRAM_EDGES`; a value on an edge counts above it.
 
     Empty for `contribution`, whose unit is known only at the end.
     """
@@ -90,16 +89,16 @@ class GateSummary:
     below: tuple[float, ...]
     """Share of the values below `CLOSED_BELOW`, 0.1."""
     saturated: tuple[float, ...] | None
-    """Share of the values within 0.05 of an end of the activation's range; None where it has no two ends."""
+    """Share of the values within 0.05 of an end of the activation's range; None unless it has two ends."""
     token_spread: tuple[float, ...]
-    """Standard deviation between tokens, by n and not n - 1, averaged over the features of the head."""
+    """Standard deviation between tokens, divided by n, averaged over the channels of the head."""
     head_spread: float
     """Standard deviation between the means of the heads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidualSummary:
-    """The residual stream after the block that holds the layer."""
+    """The residual stream after the block that contains the layer."""
 
     largest: float
     """Largest magnitude of an activation."""
@@ -115,20 +114,20 @@ class LayerObservation:
     """Path of the layer in the model, as in `model.layers.0.self_attn`."""
     num_heads: int
     heads: dict[str, tuple[Moments, ...]]
-    """By statistic, one for each head; `contribution` is missing where the layer's output is not known.
+    """By statistic, one for each head; `contribution` is missing if the layer's output is unknown.
 
-    `sink`, the weight on the logit of a sink, is there if the layer has one; mass and entropy then count it in.
+    `sink`, the weight on the sink's logit, is present if the layer has one; mass and entropy then include it.
     """
     positions: tuple[int, ...]
     """The query positions at which every head has a counted query, in ascending order."""
     by_position: dict[str, tuple[tuple[float, ...], ...]]
-    """By statistic, for each head its mean at each of `positions`."""
+    """By statistic, the means of each head at `positions`."""
     gates: dict[str, GateSummary]
-    """By site; of several gates at one site the last."""
+    """By site; the last of several gates at one site."""
     residual: ResidualSummary | None
 
     def head_means(self, statistic: str) -> tuple[float, ...]:
-        """Return the statistic's mean for each head, nan where no query was counted; empty if it is not known."""
+        """Return the statistic's mean for each head, nan if no query counted; empty if the statistic is missing."""
         return tuple(moments.mean if moments.count else math.nan for moments in self.heads.get(statistic, ()))
 
 
@@ -138,12 +137,12 @@ class Observation:
 
     layers: tuple[LayerObservation, ...]
     num_batches: int
-    """Outermost calls of the model, or of a part of it, with attention calls."""
+    """Number of outermost calls, of the model or a part of it, that attended."""
     keys: str
     """The key set of mass, impact and contribution, in words."""
 
     def table(self) -> str:
-        """Format one line for each layer and head: statistics of the key set, entropy, and the mean of each gate."""
+        """Format a table with one line per layer and head: statistics of the key set, entropy, and mean gates."""
         sites = tuple(dict.fromkeys(site for layer in self.layers for site in layer.gates))
         names = statistic_names(self.keys)
         has_sink = any("sink" in layer.heads for layer in self.layers)
@@ -164,7 +163,7 @@ class Observation:
         return "\n".join([title, *lines])
 
     def downsample(self, num_points: int) -> Observation:
-        """Return the same with at most `num_points` points per curve, each the mean over consecutive positions."""
+        """Return the observation with at most `num_points` points per curve, each a mean over consecutive positions."""
         if num_points < 1:
             raise InputError("num_points", expected="at least 1", got=num_points)
         return replace(self, layers=tuple(_downsample_curves(layer, num_points) for layer in self.layers))
@@ -183,8 +182,8 @@ class Observation:
             raise InputError("text", expected=expected, hint=f"The problem: {problem}") from None
 
     def figure(self) -> Figure:
-        """Draw maps of layers and heads, and curves over positions, as a matplotlib figure."""
-        # Drawing needs matplotlib, which observing does not.
+        """Return a matplotlib figure with maps of layers and heads, and curves over positions."""
+        # Only drawing needs matplotlib.
         from tidegate.torch.observing.figure import observation_figure
 
         return observation_figure(self)
@@ -215,5 +214,5 @@ def _statistic_cells(layer: LayerObservation, head: int, digits: dict[str, int])
 def _gate_cells(layer: LayerObservation, head: int, sites: Sequence[str]) -> Iterator[str]:
     for site in sites:
         means = layer.gates[site].mean if site in layer.gates else ()
-        # A site with fewer heads than queries has a gate for each group of them.
+        # A site with fewer heads has one gate per group of query heads.
         yield f"{means[head * len(means) // layer.num_heads]:.4f}" if means else "-"

@@ -1,4 +1,4 @@
-"""Observe a model while it trains, one step in every so many."""
+"""Observe a model during training, at every n-th step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_POINTS = 64
 
 
 class Observer:
-    """Watch the first step and every `every`-th after it, and keep their observations.
+    """Observe the first training step and every `every`-th after it, and store the observations.
 
         observer = Observer(model, every=100)
         for batch in batches:
@@ -26,8 +26,8 @@ class Observer:
                 loss = model(batch)
             loss.backward()
 
-    `history` has one `(step, observation)` for each watched step, with at most 64 points per curve. A step that
-    raises is not kept. `keys`, `heat`, `residual` and `crossing` are those of `observe`.
+    `history` has one `(step, observation)` for each observed step, with at most 64 points per curve. A step that
+    raises is discarded. `keys`, `heat`, `residual` and `crossing` are those of `observe`.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Observer:
 
     @contextmanager
     def step(self, *, padding: Tensor | None = None) -> Generator[Watcher | None]:
-        """Watch one training step if it is due: put the forward pass inside, the backward pass if you like.
+        """Observe one training step if it is due: the forward pass goes inside, the backward pass may.
 
         Args:
-            padding: (B, S) bool, True for real tokens; None reads it from the masks.
+            padding: (B, S) bool, True for real tokens; None infers it.
 
         Yields:
-            The watcher if this step is watched, else None.
+            The watcher if this step is observed, else None.
         """
         watcher = self.begin(self._next_step, padding=padding)
         try:
@@ -69,7 +69,7 @@ class Observer:
         self.end()
 
     def begin(self, step: int, *, padding: Tensor | None = None) -> Watcher | None:
-        """Begin a step where a `with` cannot be used, and watch it if it is due. Each `begin` needs an `end`."""
+        """Begin a step where a `with` cannot be used, and observe it if it is due. Each `begin` needs an `end`."""
         if self._watcher is not None:
             raise RuntimeError(f"Step {self._next_step - 1} has not ended. Call end(), or abandon() if it failed.")
         self._next_step = step + 1
@@ -78,13 +78,13 @@ class Observer:
         return self._watcher
 
     def end(self) -> None:
-        """End the step, and keep its observation."""
+        """End the step, and store its observation."""
         watcher = self._watcher
         self.abandon()
         if watcher is not None:
             self.history.append((self._next_step - 1, watcher.observation().downsample(_NUM_POINTS)))
 
     def abandon(self) -> None:
-        """Stop watching, and drop the step."""
+        """Stop observing, and discard the step."""
         self._watcher = None
         self._open.close()

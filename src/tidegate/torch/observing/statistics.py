@@ -1,12 +1,13 @@
-r"""What an attention call does, query by query, without the matrix of its weights.
+r"""Statistics of an attention call for each query, without the attention matrix.
 
-With scores $S_{ij} = c\; q_i \cdot k_j + b_{ij}$ and weights $A_{ij} = \exp(S_{ij} - L_i)$, everything here is a sum
-over keys of weights times something known for each key: one more channel of an attention call. So one call of the fused
-kernel gives it all. The kernel returns $L_i$; the values handed to it are the keys, for the mean score
-$U_i = c\; q_i \cdot \sum_j A_{ij} k_j$, beside the true values' norms and the indicator of the key set.
+With scores $S_{ij} = c\; q_i \cdot k_j + b_{ij}$ and weights $A_{ij} = \exp(S_{ij} - L_i)$, every statistic is a sum
+over keys of the weights times a number per key: one more channel of the values. So one call of the fused kernel
+computes them all. The kernel returns $L_i$; its values are the keys, for the mean score
+$U_i = c\; q_i \cdot \sum_j A_{ij} k_j$, and further channels with the norms of the true values and the indicator of the
+key set.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width,
-C channels: what is averaged over the keys beside the keys themselves.
+C further channels.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ KeySet: TypeAlias = Sequence[int] | Tensor
 """Key positions, or a bool tensor (S,) or (B, S) that is True on them."""
 
 FORBIDDING = -1e4
-"""A number of at most this in an additive mask forbids: the least number of a dtype, -1e9, -10,000."""
+"""Values of an additive mask up to this hide a key: the smallest number of a dtype, -1e9, -10,000."""
 FORBIDDEN = FORBIDDING / 2
-"""A masked score of at most this was forbidden: whatever it was before, it is far below all others."""
+"""Scores after the mask up to this are hidden: they are far below all others, whatever they were before."""
 
 BLOCK = 64
-"""Queries taken at once where scores or masks are held: memory grows with T + S and not with T S."""
+"""Queries per block where scores or masks are stored: memory grows with T + S, not with T S."""
 
 _WEIGHTLESS = 1e4
-"""A score this far below the largest has no weight, in float64 too."""
+"""A score this far below the largest has no weight, even in float64."""
 
 _ALIGNMENT = 8
 """The fused kernel is faster on head widths that are multiples of this."""
@@ -46,7 +47,7 @@ _fused_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.
 
 
 class AttentionCall(NamedTuple):
-    """Arguments and result of one call: queries (B, H, T, D), keys and values (B, G, S, D), as the kernel gets them."""
+    """Arguments and result of one call: queries (B, H, T, D), keys and values (B, G, S, D), as passed to the kernel."""
 
     query: Tensor
     key: Tensor
@@ -54,17 +55,17 @@ class AttentionCall(NamedTuple):
     mask: Tensor | None
     """Bool (True = attend) or added to the scores; four axes."""
     causal: bool
-    """Whether query i sees no key after key i, whatever T and S are."""
+    """Whether query i sees no key after key i, for any T and S."""
     scale: float | None
     """None is 1/sqrt(D)."""
     output: Tensor | None = None
-    """(B, H, T, D): what the kernel returned."""
+    """(B, H, T, D): the kernel's result."""
     softcap: float | None = None
-    """c: before the mask a score s becomes c tanh(s / c)."""
+    """c: before the mask, a score s becomes c tanh(s / c)."""
     sink_H: Tensor | None = None
-    """Logits of sinks in the softmax of the call itself; those of a layer around it are not here."""
+    """Sink logits in the softmax of the call itself, not those of a layer around it."""
     scored: bool = False
-    """Whether the mask, (B, H, T, S), is the scores themselves, forbidden from -5,000 down; queries add nothing."""
+    """Whether the mask, (B, H, T, S), is the scores themselves, hidden up to -5,000; the queries add nothing."""
 
     @property
     def factor(self) -> float:
@@ -83,19 +84,19 @@ class AttentionStatistics:
     entropy: Tensor
     r"""$L - U = -\sum_j A_j \log A_j$ in nats; 0 if the query may see nothing."""
     effective_keys: Tensor
-    """Exponential of the entropy, n for equal weights on n keys; 0 if the query may see nothing."""
+    """Exponential of the entropy: n for equal weights on n keys; 0 if the query may see nothing."""
     mass: Tensor
     r"""$\sum_{j \in J} A_j$, the weight on the key set J; a key that the query may not see has none."""
     impact: Tensor
-    r"""$\sum_{j \in J} A_j |v_j| / \sum_j A_j |v_j|$; 0 if every value that the query attends to is 0."""
+    r"""$\sum_{j \in J} A_j |v_j| / \sum_j A_j |v_j|$; 0 if all values that the query attends to are 0."""
     num_keys: Tensor
     """Integer: how many keys the query may see."""
     heat_capacity: Tensor | None = None
-    r"""$\sum_j A_j (S_j - U)^2$; 0 if the query may see nothing. None unless asked for."""
+    r"""$\sum_j A_j (S_j - U)^2$; 0 if the query may see nothing. None unless requested."""
     max_score: Tensor | None = None
-    """Largest score among the keys that the query may see; -inf if there are none. None unless asked for."""
+    """Largest score among the keys that the query may see; -inf if there are none. None unless requested."""
     sink: Tensor | None = None
-    r"""Weight on a sink of the softmax, $e^s / (Z + e^s)$. None if the layer has none."""
+    r"""Weight on the sink of the softmax, $e^s / (Z + e^s)$. None if the layer has none."""
 
     @property
     def empty(self) -> Tensor:
@@ -118,25 +119,28 @@ def attention_statistics(
 ) -> AttentionStatistics:
     """Return log-partition, mean score, entropy, and a key set's mass and impact, for every query of an attention call.
 
-    No tensor of T S elements is made. On the CPU the fused kernel does the work, in one call unless queries differ by
-    a mask or follow a cache. Where it cannot (another device, `heat`, a soft cap, a mask with finite entries other than
-    0) scores are held for a block of queries at a time. Half precision is computed in float32. No gradients flow.
+    No tensor of T S elements is created. On the CPU the fused kernel is used, in one call unless a mask differs between
+    queries or the queries follow a cache. Otherwise (another device, `heat`, a soft cap, a mask with finite nonzero
+    entries) scores are computed for one block of queries at a time. Half precision is computed in float32. The results
+    carry no gradients.
 
     Args:
-        q: (B, H, T, D), as the scores use them: rotated, normalized.
+        q: (B, H, T, D), as used in the scores: rotated, normalized.
         k: (B, G, S, D), G divides H.
-        v: (B, G, S, any width), as they are aggregated: after value gates.
-        mask: bool (True = attend) or added to the scores, broadcasts to (B, H, T, S). Only -inf forbids: a large
+        v: (B, G, S, any width), as aggregated: after value gates.
+        mask: bool (True = attend) or added to the scores, broadcasts to (B, H, T, S). Only -inf hides a key: a large
             negative number is a score like any other.
-        causal: The last query sees the last key, each earlier one a key less: key j is seen if j <= i + S - T, where
-            S must not be less than T. A mask may forbid more.
+        causal: Whether query i sees key j only if j <= i + S - T; requires S >= T. A mask may hide more.
         scale: Factor of the scores; None is 1/sqrt(D).
-        softcap: c > 0: before the mask a scaled score s becomes c tanh(s / c); None leaves it.
+        softcap: c > 0: before the mask, a scaled score s becomes c tanh(s / c); None applies no cap.
         keys: The key set, as positions or as a bool tensor (S,) or (B, S); by default the first key.
         heat: Whether to return the heat capacity and the largest score as well.
 
     Returns:
         Statistics of shape (B, H, T) each.
+
+    Raises:
+        InputError: Shapes or options do not fit; TypeError if dtypes do not.
     """
     _validate_tensors(q, k, v)
     require_bool("causal", causal)
@@ -145,7 +149,7 @@ def attention_statistics(
         require_mask(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     if causal and q.shape[2] > k.shape[2]:
         expected = "False where there are more queries than keys"
-        raise InputError("causal", expected=expected, got=causal, hint="Use a mask instead.")
+        raise InputError("causal", expected=expected, got=causal, hint="Use a mask.")
     if scale is not None and not math.isfinite(scale):
         raise InputError("scale", expected="a finite number or None", got=scale)
     if softcap is not None:
@@ -158,7 +162,7 @@ def attention_statistics(
 def statistics_of_call(call: AttentionCall, *, keys: KeySet, heat: bool) -> AttentionStatistics:
     """Return the statistics of a valid call; causality is that of `attention_statistics`."""
     dtype = wide_dtype(call.mask.dtype if call.scored and call.mask is not None else call.query.dtype)
-    # Under autocast the products would come back in half precision.
+    # Under autocast the products would be in half precision.
     with torch.autocast(call.query.device.type, enabled=False):
         channels_BGSC = _channels(call.value.to(dtype), indicator(keys, call.key))
         call = call._replace(
@@ -174,8 +178,8 @@ def statistics_of_call(call: AttentionCall, *, keys: KeySet, heat: bool) -> Atte
 def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStatistics:
     """Return the statistics under a softmax with one more state per head: a sink with these logits.
 
-    Impact and the largest score stay those of the keys alone. A query that may see no key has all its weight on the
-    sink, and keeps its documented values.
+    Impact and the largest score refer to the keys only, as before. A query that may see no key has all its weight on
+    the sink, and keeps its documented values.
     """
     keys_alone = statistics.log_partition
     sink_H = sink_H.detach().to(keys_alone)
@@ -200,9 +204,9 @@ def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStati
 
 
 class _Block(NamedTuple):
-    """Some consecutive queries, the keys up to the last that any of them may see, and what is added to their scores.
+    """Consecutive queries, the keys up to the last that any of them may see, and the bias of their scores.
 
-    On the CPU the keys begin with the first that any of them may see: under a window there are few.
+    On the CPU, the keys start with the first that any of them may see: under a window there are few.
     """
 
     queries: slice
@@ -227,7 +231,7 @@ def _blocks(call: AttentionCall, size: int) -> Iterator[_Block]:
             # A mask of one column applies to every key.
             seen = bias != -math.inf
             num_keys = seen.sum(dim=-1) * (num_visible // bias.shape[-1])
-            # Elsewhere than on the CPU a look at the mask would wait for the device.
+            # On other devices, reading the mask would wait for the device.
             if bias.shape[-1] > 1 and bias.numel() and bias.device.type == "cpu":
                 positions = (bias.flatten(0, -2).amax(dim=0) != -math.inf).nonzero()
                 keys = slice(int(positions[0]), int(positions[-1]) + 1) if len(positions) else slice(1)
@@ -251,15 +255,15 @@ def _bias(call: AttentionCall, start: int, stop: int, num_visible: int) -> Tenso
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask as numbers that are added to the scores."""
+    """Return the mask as a bias of the scores."""
     if mask.dtype == torch.bool:
         return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), -math.inf)
     return mask.to(dtype)
 
 
 def _fits_fused_kernel(call: AttentionCall, heat: bool) -> bool:
-    """Return whether the fused kernel suffices: it has no second moment of the scores and no mean of a bias."""
-    # A call without queries kills the process in the kernel.
+    """Return whether the fused kernel suffices: it gives neither second moments of scores nor the mean of a bias."""
+    # A call without queries crashes the process in the kernel.
     if heat or call.scored or call.softcap is not None or call.query.device.type != "cpu" or call.query.numel() == 0:
         return False
     if call.mask is None or call.mask.dtype == torch.bool:
@@ -275,7 +279,7 @@ def _fused_parts(call: AttentionCall) -> Iterator[AttentionStatistics]:
     query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.query, call.key))
     padding = call.key.new_zeros(*call.key.shape[:-1], spare)
     value = torch.cat((call.key, call.value, padding), dim=-1)
-    # The kernel's own causality costs no mask, but lines up the first query with the first key.
+    # The kernel's own causality needs no mask, but aligns the first query with the first key.
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
     alike = not rest.causal and (call.mask is None or call.mask.shape[2] == 1)
@@ -290,7 +294,7 @@ def _fused_parts(call: AttentionCall) -> Iterator[AttentionStatistics]:
         )
         mean_key_BHTD, sums_BHTC, _ = mean_BHTD.split([width, num_channels, spare], dim=-1)
         mean_score = call.factor * torch.linalg.vecdot(call.query[:, :, queries], mean_key_BHTD)
-        # Rounding may take the difference below 0.
+        # Rounding may make the difference negative.
         entropy = (log_partition - mean_score).clamp(min=0)
         if causal:
             num_keys = (torch.arange(query.shape[2]) + 1).expand_as(num_keys)
@@ -298,7 +302,7 @@ def _fused_parts(call: AttentionCall) -> Iterator[AttentionStatistics]:
 
 
 def _plain_parts(call: AttentionCall, heat: bool) -> Iterator[AttentionStatistics]:
-    """Yield statistics from the scores of one block of queries after another."""
+    """Yield statistics block by block from the scores of the queries."""
     query, key = call.query, call.key
     if not call.scored:
         # Products of strided keys would copy them again for each block.
@@ -319,7 +323,7 @@ def _plain_parts(call: AttentionCall, heat: bool) -> Iterator[AttentionStatistic
             weights.masked_fill_(empty.unsqueeze(-1), 0)
         # The largest weight is 1/Z with Z the sum of exp(score - peak).
         log_total = -weights.amax(dim=-1).masked_fill(empty, 1).log()
-        # A key without weight adds nothing, also if its score is -inf: any finite number serves.
+        # A key without weight adds nothing, even if its score is -inf: any finite number works.
         reduced = scores.sub_(peak.unsqueeze(-1)).clamp_(min=-_WEIGHTLESS)
         mean = torch.linalg.vecdot(weights, reduced)
         sums_BHTC = grouped_matmul(weights, call.value[:, :, keys])
@@ -336,7 +340,7 @@ def cap_scores(scores: Tensor, softcap: float) -> None:
 
 
 def grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
-    """Return (B, H, T, M): each query head times the matrix of its group, which is not repeated."""
+    """Return (B, H, T, M): each query head times the matrix of its group, without repeating that."""
     B, H, T, N = x_BHTN.shape
     G, M = y_BGNM.shape[1], y_BGNM.shape[3]
     return (x_BHTN.reshape(B, G, H // G * T, N) @ y_BGNM).view(B, H, T, M)
@@ -345,7 +349,7 @@ def grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
 def _block_statistics(
     num_keys: Tensor, log_partition: Tensor, mean_score: Tensor, entropy: Tensor, sums_BHTC: Tensor
 ) -> AttentionStatistics:
-    """Return a block's statistics, with the documented values where a query may see nothing."""
+    """Return a block's statistics, with the documented values for queries that may see nothing."""
     empty = num_keys == 0
     norm, mass, norm_of_set = sums_BHTC.unbind(dim=-1)
     return AttentionStatistics(
@@ -361,7 +365,7 @@ def _block_statistics(
 
 def join_parts(parts: list[AttentionStatistics], dim: int) -> AttentionStatistics:
     """Concatenate statistics along an axis."""
-    # A single part is copied too: it is a view of all that the kernel returned.
+    # A single part is copied too: it is a view of the kernel's whole result.
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(AttentionStatistics)}
     given = {name: column for name, column in columns.items() if column[0] is not None}
     return AttentionStatistics(**{name: torch.cat(column, dim=dim) for name, column in given.items()})
@@ -382,8 +386,8 @@ def indicator(keys: KeySet, k_BGSD: Tensor) -> Tensor:
             expected = f"positions or a bool tensor {(S,)} or {(B, S)}"
             raise InputError("keys", expected=expected, got=(keys.dtype, tuple(keys.shape)))
         return keys
-    if strays := [position for position in keys if type(position) is not int or not 0 <= position < S]:
-        raise InputError("keys", expected=f"positions from 0 to {S - 1}, the last of k", got=strays)
+    if outside := [position for position in keys if type(position) is not int or not 0 <= position < S]:
+        raise InputError("keys", expected=f"positions from 0 to {S - 1}, the last of k", got=outside)
     in_set = torch.zeros(S, dtype=torch.bool)
     in_set[list(keys)] = True
     return in_set

@@ -1,6 +1,6 @@
-"""Sums that are kept while a model runs; their size does not depend on the number of batches.
+"""Running sums over the calls of a model; their size does not depend on the number of batches.
 
-Adding makes new tensors and leaves the old as they are, so that a shallow copy keeps the sums as they were.
+Adding creates new tensors and leaves the old ones unchanged, so that a shallow copy preserves the sums.
 
 Legend: B batch, H heads, T positions, N rows or tokens, M their width, D gated width.
 """
@@ -36,10 +36,10 @@ _ENDS: dict[Activation, tuple[float, float]] = {"sigmoid": (0.0, 1.0), "twosigmo
 
 
 class _Sums:
-    """What can be copied before a batch, to be restored if the batch fails."""
+    """Sums that can be copied before a batch, to be restored if the batch fails."""
 
     def copy(self) -> Self:
-        """Return the same sums, independent of these; tensors are shared until one of the two adds to them."""
+        """Return an independent copy; tensors are shared until either adds to them."""
         twin = object.__new__(type(self))
         twin.__dict__ = {name: _copied(value) for name, value in self.__dict__.items()}
         return twin
@@ -56,9 +56,9 @@ def _copied(value: Any) -> Any:
 
 
 class RunningSpread(_Sums):
-    """Count, mean and squared deviations of each of several numbers, part after part, in float64.
+    """Running count, mean and squared deviations, elementwise in float64.
 
-    Parts are merged by their own means and deviations, so that no large sums are subtracted from each other.
+    Parts are merged by their own means and deviations, which avoids cancellation between large sums.
     """
 
     def __init__(self) -> None:
@@ -77,19 +77,19 @@ class RunningSpread(_Sums):
         total = self.count + count
         share = count / total.clamp(min=1)
         step = mean - self.mean
-        # A part without values has mean 0, share 0 and no squares: it changes nothing.
+        # A part without values has mean 0, share 0 and squares 0: it changes nothing.
         self.squares = self.squares + squares + step.square() * self.count * share
         self.mean = self.mean + step * share
         self.count = total
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation of the values, divided by n; 0 where nothing, or a single value, was counted."""
+        """Standard deviation of the values, divided by n; 0 for at most one value."""
         return (self.squares / self.count.clamp(min=1)).sqrt()
 
 
 class RunningMoments(_Sums):
-    """One statistic of every head: spread, extremes, and a histogram between edges, if there are any."""
+    """One statistic of every head: spread, extremes, and a histogram if there are edges."""
 
     def __init__(self, edges: Sequence[float], num_heads: int) -> None:
         self._inner_edges = torch.tensor(edges[1:-1], dtype=torch.float64)
@@ -132,7 +132,7 @@ class RunningMoments(_Sums):
 
 
 class RunningPositions(_Sums):
-    """Means of every head by query position, for several statistics that are counted alike."""
+    """Means of every head by query position, for several statistics of the same queries."""
 
     def __init__(self, names: Sequence[str], num_heads: int) -> None:
         self._names = tuple(names)
@@ -149,7 +149,7 @@ class RunningPositions(_Sums):
         self._counts = F.pad(self._counts, (0, length - self._counts.shape[-1])) + F.pad(counts, around)
 
     def curves(self, unit: float = 1.0) -> tuple[tuple[int, ...], dict[str, tuple[tuple[float, ...], ...]]]:
-        """Return the positions that every head has, and by statistic and head the means there, divided by a unit."""
+        """Return the positions that all heads have, and the means there by statistic and head, divided by a unit."""
         present = (self._counts > 0).all(dim=0)
         means = (self._sums / self._counts.clamp(min=1) / unit)[..., present].tolist()
         by_name = {name: tuple(map(tuple, by_head)) for name, by_head in zip(self._names, means, strict=True)}
@@ -157,7 +157,7 @@ class RunningPositions(_Sums):
 
 
 class RunningRank(_Sums):
-    """Largest magnitude and effective rank of rows of one width, by the matrix of their products in float64."""
+    """Largest magnitude and effective rank of rows of one width, from their Gram matrix in float64."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -169,14 +169,14 @@ class RunningRank(_Sums):
         if rows_NM.numel() == 0:
             return
         largest = float(rows_NM.abs().max())
-        # Not `max`, which may lose a nan.
+        # Not `max`, which may drop a nan.
         self.largest = largest if math.isnan(largest) or largest > self.largest else self.largest
         rows = rows_NM.double()
         products = rows.mT @ rows
         self._products = products if self._products is None else self._products + products
 
     def effective_rank(self) -> float:
-        """Return the exponential of the entropy of the normalized singular values; 0 for zeros, nan if not finite."""
+        """Return the effective rank of all rows; 0 for zeros, nan if a number is not finite."""
         return 0.0 if self._products is None else effective_rank(self._products)
 
 
@@ -187,7 +187,7 @@ def effective_rank(products_MM: Tensor) -> float:
         products_MM: The matrix's transpose times itself, in float64: its eigenvalues are the squared singular values.
 
     Returns:
-        0 for zeros; nan if not all is finite.
+        The effective rank; 0 for zeros, nan if a number is not finite.
     """
     if not bool(products_MM.any()):
         return 0.0
@@ -200,8 +200,8 @@ def effective_rank(products_MM: Tensor) -> float:
 class RunningGate(_Sums):
     """One gate's mean, share below 0.1, saturation and spreads, in float64.
 
-    A value is saturated within 0.05 of an end of the activation's range: of 0 or 1 for `sigmoid`, of 0 or 2 for
-    `twosigmoid` and `tanh1`. The other activations have no two ends, and no saturation.
+    A value is saturated within 0.05 of an end of the activation's range: 0 or 1 for `sigmoid`, 0 or 2 for `twosigmoid`
+    and `tanh1`. The ranges of other activations do not have two ends.
     """
 
     def __init__(self, activation: Activation) -> None:
@@ -238,23 +238,23 @@ class RunningGate(_Sums):
 
 
 class GateSums(_Sums):
-    """The sums of all gates; a gate's values wait until its layer has attended, which shows padding."""
+    """The sums of all gates; a gate's values wait until its layer has attended, which determines padding."""
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[AttentionGate, RunningGate]] = {}
         self._waiting: list[tuple[str, Tensor]] = []
 
     def take(self, name: str, gate: AttentionGate, values: Tensor) -> None:
-        """Hold the result of a gate."""
+        """Store the result of a gate."""
         self._running.setdefault(name, (gate, RunningGate(gate.gate.activation)))
         self._waiting.append((name, values.detach()))
 
     def settle(self, within: str, real_by_layer: dict[str, Tensor]) -> None:
-        """Add the held values of the gates below a module, or all if its name is empty.
+        """Add the stored values of the gates below a module, or of all gates if its name is empty.
 
         Args:
             within: Name of the module.
-            real_by_layer: Of each layer that has attended in this batch, (B, T) bool, True for real tokens.
+            real_by_layer: For each layer that has attended in this batch, (B, T) bool, True for real tokens.
         """
         waiting, self._waiting = self._waiting, []
         for name, values in waiting:
@@ -267,7 +267,7 @@ class GateSums(_Sums):
             running.add(real_tokens(values_BTHD, None if layer is None else real_by_layer[layer]))
 
     def summaries(self, layers: Iterable[str]) -> dict[str, dict[str, GateSummary]]:
-        """Return summaries by layer and site; a gate belongs to the layer nearest to it."""
+        """Return summaries by layer and site; a gate belongs to the nearest layer."""
         names = list(layers)
         found: dict[str, dict[str, GateSummary]] = {name: {} for name in names}
         for name, (gate, running) in self._running.items():
@@ -278,7 +278,7 @@ class GateSums(_Sums):
 
 
 def nearest_layer(name: str, layers: Iterable[str]) -> str | None:
-    """Return the layer, the first of several, whose path shares the most leading parts with a module's, or None."""
+    """Return the first layer whose path shares the most leading parts with a module's; None without layers."""
 
     def num_shared(layer: str) -> int:
         pairs = zip(name.split("."), layer.split("."), strict=False)
@@ -295,21 +295,21 @@ def real_tokens(x: Tensor, real_BT: Tensor | None) -> Tensor:
 
 
 class RunningContribution(_Sums):
-    r"""What the key set adds to a layer's output, head by head, in units of that output.
+    r"""The key set's contribution to a layer's output, by head, in units of that output.
 
     $|g_{ih} \odot \sum_{j \in J} A_{ijh} v_{jh}| \,/\, \sqrt{\sum_{h'} \langle |g_{ih'} \odot o_{ih'}|^2 \rangle_i}$:
-    the mean in the denominator is over all queries that count in means.
+    the mean in the denominator is over all queries that enter means.
     """
 
     def __init__(self, num_heads: int) -> None:
         self.known = True
-        """Whether the output was seen at every call."""
+        """Whether the output was known at every call."""
         self._moments = RunningMoments((), num_heads)
         self._positions = RunningPositions(("contribution",), num_heads)
         self._squared_output = RunningSpread()
 
     def add(self, set_output_BHTD: Tensor, output_BHTD: Tensor, call: CountedCall) -> None:
-        """Add the heads' outputs of one call: from the key set, and from all keys."""
+        """Add the heads' outputs of one call, from the key set and from all keys."""
         added = torch.linalg.vector_norm(set_output_BHTD, dim=-1).cpu().double()
         squares = torch.linalg.vector_norm(output_BHTD, dim=-1, dtype=wide_dtype(output_BHTD.dtype)).cpu().double() ** 2
         in_means, counted = call.in_means_BHT.cpu(), call.counted_BHT.cpu()
@@ -318,10 +318,10 @@ class RunningContribution(_Sums):
         self._positions.add({"contribution": added}, counted, call.first)
 
     def summary(self) -> tuple[tuple[Moments, ...], tuple[tuple[float, ...], ...]] | None:
-        """Return moments and curves by head; None if the output was not seen, or no query counts in means."""
+        """Return moments and curves by head; None if the output is unknown, or no query enters means."""
         if not self.known or not bool((self._squared_output.count > 0).any()):
             return None
-        # In a layer whose output is 0 every key contributes 0.
+        # In a layer whose output is 0, every key contributes 0.
         unit = float(self._squared_output.mean.sum().sqrt()) or 1.0
         return self._moments.moments(unit), self._positions.curves(unit)[1]["contribution"]
 
@@ -333,13 +333,13 @@ class LayerRecord(_Sums):
         self.name = name
         self.num_heads = num_heads
         self.past: Past | None = None
-        """What identifies the next call."""
+        """The state after the last call, which identifies the next one."""
         self._moments = {statistic: RunningMoments(HISTOGRAM_EDGES[statistic], num_heads) for statistic in statistics}
         self._positions = RunningPositions(statistics, num_heads)
         self.contribution = RunningContribution(num_heads)
 
     def add(self, call: CountedCall) -> None:
-        """Add one attention call of the layer; means leave out the queries that may see a single key."""
+        """Add one attention call of the layer; means leave out queries that may see only one key."""
         self.past = call.past
         values = {name: getattr(call.statistics, name).cpu().double() for name in self._moments}
         in_means = call.in_means_BHT.cpu()

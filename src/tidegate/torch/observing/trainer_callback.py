@@ -13,8 +13,8 @@ from tidegate.torch.observing.observer import Observer
 class ObserverCallback(TrainerCallback):
     """Pass the trainer's steps to an observer of its model: `Trainer(..., callbacks=[ObserverCallback(observer)])`.
 
-    A step is one of the trainer, with all of its accumulated batches. If a run fails inside a watched step, the model
-    is watched until `observer.abandon()` or the next run.
+    Accumulated batches are one step, as the trainer counts. If a run fails inside an observed step, the model is
+    observed until `observer.abandon()` or the next run.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -23,13 +23,13 @@ class ObserverCallback(TrainerCallback):
         self.observer = observer
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
-        """Drop an unfinished step of an earlier run."""
+        """Discard an unfinished step of an earlier run."""
         self.observer.abandon()
 
     def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
-        """Watch the step if it is due."""
+        """Observe the step if it is due."""
         self.observer.begin(state.global_step)
 
     def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002
-        """Keep the observation."""
+        """Store the observation."""
         self.observer.end()

@@ -1,4 +1,4 @@
-"""Watch the attention of any PyTorch model, unmodified, without the matrix of its weights.
+"""Observe the attention of any PyTorch model, unmodified, without its attention matrix.
 
 Legend: B batch, T query positions, S attended positions, H heads, D gated width, M model width.
 """
@@ -51,7 +51,7 @@ from tidegate.torch.observing.sums import (
     real_tokens,
 )
 
-_NOT_EVERY_QUERY = "it has not one query for each token that the module was given, or fewer keys than queries"
+_NOT_EVERY_QUERY = "it does not have one query for each input token of the module, or has fewer keys than queries"
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -65,55 +65,52 @@ def observe(
     padding: Tensor | None = None,
     crossing: Sequence[str] = (),
 ) -> Generator[Watcher]:
-    """Watch every attention call that the model makes inside the `with`; `watcher.observation()` returns the results.
+    """Observe every attention call that the model makes inside the `with`; `watcher.observation()` returns the results.
 
-    The model computes the same as otherwise, gradients included. Only two things are different: the fast path of
-    `nn.MultiheadAttention` and `nn.TransformerEncoder` is off, and a compiled model runs uncompiled. Statistics are of
-    the weights before dropout. They have no gradients, also under autocast, `no_grad` and `inference_mode`. A call
-    that gradient checkpointing repeats in the backward pass is counted once. A batch that raises is not counted at all.
+    The model's results and gradients stay the same, up to rounding where `nn.MultiheadAttention` and
+    `nn.TransformerEncoder` run without their fast path and compiled models uncompiled. Statistics use the weights
+    before dropout and carry no gradients. A call that gradient checkpointing repeats in the backward pass counts once.
+    A batch that raises is discarded whole.
 
-    A call belongs to the innermost running module. Observed are all calls of `scaled_dot_product_attention` and its
-    fused kernels; `nn.MultiheadAttention` with `need_weights=True`, whose call is made a second time; the `eager`
+    Each call is assigned to the innermost running module. Observed are calls of `scaled_dot_product_attention` and its
+    fused kernels; `nn.MultiheadAttention` with `need_weights=True`, whose call is repeated without weights; the `eager`
     attention functions of transformers, with their soft caps and sinks; and attention made of separate operators, if
-    it is certain: a product, a softmax over its last axis, a product with the values, with a query for each token that
-    the module is given. Other attention is not observed, nor that of nested tensors, inside `torch.func` transforms
-    and of other threads.
+    it is certain: a product, a softmax over its last axis and a product with the values, with one query for each input
+    token of the module. Other attention is not observed, nor are nested tensors, `torch.func` transforms and other
+    threads.
 
-    Queries that are padding, or may see nothing, are left out. A query that may see a single key, such as the first of
-    a causal row, is left out of means and kept in curves by position.
+    Padded queries and queries that may see nothing are left out. A query that may see only one key, such as the first
+    of a causal row, is left out of means and included in curves by position.
 
-    Padding is what `attention_mask` says, (B, positions), of ones and zeros, if the model is given one and either the
-    modules down to the one that attends have an argument for a mask, or no real query may see the padding. Else it is
-    read from the masks of the calls: a key that no
-    query of its row may see, and in self-attention the query at its position. In an additive mask numbers up to -10,000
-    forbid; in separate operators, where mask and scores are seen as a sum, sums up to -5,000. Where masks hide keys for
-    other reasons give `padding`.
+    Padding is taken from an `attention_mask` of ones and zeros, (B, positions), if either all modules down to the one
+    that attends accept a mask, or no real query may see the padding. Otherwise it is inferred from the masks of the
+    calls: a key that no query of its row may see is padding, and in self-attention so is the query at its position. In
+    an additive mask, values up to -10,000 hide a key; with separate operators, where only the sum of mask and score is
+    known, sums up to -5,000. If masks hide keys for other reasons, pass `padding`.
 
-    Positions are those of the whole sequence. As many queries as keys begin one; a call continues it if the key before
-    its own is the last key of the call before. So a cache may drop keys: they have no mass and no impact, as behind
-    a window. If the beginning of a sequence was not watched, or its cache was cut back, positions are counted from the
-    first key that is handed over.
+    Positions refer to the whole sequence. A call with as many queries as keys starts a sequence; a call continues it if
+    the key before its own keys is the last key of the previous call. So a cache may drop keys: they have no mass and no
+    impact, like keys outside a window. If the start of a sequence was not observed, or its cache was cropped, positions
+    count from the first key in the call.
 
-    In cross-attention every query counts, at its position within the call, and padding is read for the keys alone. It
-    is recognized by the arguments of the module: `nn.MultiheadAttention` whose key is not its query, and modules that
-    are given `key_value_states`, `encoder_hidden_states` or `context`. Name others in `crossing`: taken for
-    self-attention, they lose the queries at the source's padding where lengths are equal, and count from S - T where
-    they are not.
+    In cross-attention all queries count, at their positions within the call, and padding applies to the keys only. It
+    is recognized by the module's arguments: a key other than the query in `nn.MultiheadAttention`, or
+    `key_value_states`, `encoder_hidden_states` or `context` in any other module. Name other layers in `crossing`;
+    counted as self-attention, their queries would be dropped or misplaced.
 
     Memory grows with the longest sequence and, for `residual`, with the square of the model's width, not with the
     number of batches.
 
     Args:
-        model: Any module; names of layers are paths within it.
-        keys: The key set of mass, impact and contribution: how many of the first keys that are not padding, or
-            positions in the row, or a bool tensor (S,) or (B, S). Keys that a call does not have, or that a tensor is
-            too short for, are not in the set.
-        heat: Whether to compute the largest score and the heat capacity too, which takes a blocked pass.
+        model: Any module; layers are named by their paths within it.
+        keys: The key set of mass, impact and contribution: how many of the first real keys, or positions in the row, or
+            a bool tensor (S,) or (B, S). Positions that a call does not have, or beyond the tensor's end, are not in
+            the set.
+        heat: Whether to compute the largest score and the heat capacity too, which needs a blocked pass.
         residual: Whether to observe the residual stream after each block.
-        padding: (B, S) bool, True for real tokens, for the batches that follow: all positions of a batch, or those of
-            the prompt in generation, after which all tokens are real; None reads it from the masks. Set
-            `watcher.padding` for the next batch. Cross-attention ignores it.
-        crossing: Names of layers that attend to another sequence, or endings of them, as in `("encoder_attn",)`.
+        padding: (B, S) bool, True for real tokens, for the following batches: all positions of a batch, or those of the
+            prompt in generation. None infers it. Set `watcher.padding` for the next batch. Cross-attention ignores it.
+        crossing: Names, or ends of names, of layers that attend to another sequence, as in `("encoder_attn",)`.
 
     Yields:
         The watcher.
@@ -136,7 +133,7 @@ def observe(
             watcher.follow(stack)
             yield watcher
     finally:
-        # After an interrupt no hook has run.
+        # After an interrupt, no hook has run.
         watcher.end()
         _watched_models.discard(model)
 
@@ -150,14 +147,12 @@ def validate_options(model: nn.Module, *, keys: Keys, heat: bool, residual: bool
     require_bool("residual", residual)
     if not isinstance(crossing, tuple | list) or not all(isinstance(name, str) and name for name in crossing):
         raise TypeError(
-            f'crossing must be a tuple of names of layers, or of their endings, as in ("encoder_attn",); '
-            f"got {crossing!r}."
+            f'crossing must be a tuple of names of layers, or ends of names, as in ("encoder_attn",); got {crossing!r}.'
         )
     names = [name for name, _ in model.named_modules()]
-    if strays := [ending for ending in crossing if not any(name.endswith(ending) for name in names)]:
-        expected = f"endings of the names of modules of {type(model).__name__}"
-        hint = "Take names from model.named_modules()."
-        raise InputError("crossing", expected=expected, got=strays, hint=hint)
+    if unknown := [ending for ending in crossing if not any(name.endswith(ending) for name in names)]:
+        expected = f"ends of the names of modules of {type(model).__name__}"
+        raise InputError("crossing", expected=expected, got=unknown, hint="See model.named_modules().")
 
 
 class Watcher:
@@ -182,17 +177,17 @@ class Watcher:
         self._stack: Sequence[ModuleCall] = ()
         self._tally = Tally()
         self._uncertain: dict[str, str] = {}
-        """Layers of whose attention not everything is observed, and what is not."""
+        """Layers whose attention is observed in part or not at all, and the reason."""
         self._before: Tally | None = None
         """The sums before the current batch."""
         self._real: dict[str, Tensor] = {}
-        """Which tokens are not padding, for each layer that has attended in this batch."""
+        """The real tokens of each layer that has attended in this batch."""
         self._branches: dict[str, AttentionBranch] = {}
-        """Outputs of attention calls of this batch that have not been projected yet, by layer."""
+        """Outputs of attention calls of this batch that are not yet projected, by layer."""
 
     @property
     def padding(self) -> Tensor | None:
-        """(B, S) bool, True for real tokens, for the batches that follow; None reads it from the masks."""
+        """(B, S) bool, True for real tokens, for the following batches; None infers it."""
         return self._padding
 
     @padding.setter
@@ -201,18 +196,18 @@ class Watcher:
         self._padding = padding
 
     def observation(self) -> Observation:
-        """Return everything observed so far, as plain data.
+        """Return everything observed so far as plain data.
 
-        Warn of layers with a softmax that may belong to attention and is not observed, and of queries left out because
-        all their scores lie below -5,000.
+        Warn about layers with an unobserved softmax that may be attention, and about queries that were left out because
+        all their scores are below -5,000.
         """
         tally = self._tally
         uncertain = "".join(f" {name} {what}." for name, what in self._uncertain.items())
         if not tally.layers:
             raise RuntimeError(
                 f"{type(self._model).__name__} made no attention call that can be observed.{uncertain} Call it inside "
-                "the `with`. It must attend by scaled_dot_product_attention, by a function of transformers (load with "
-                'attn_implementation="sdpa" or "eager"), or by a product, a softmax over its last axis and a product.'
+                "the `with`. It must use scaled_dot_product_attention, an attention function of transformers (load it "
+                'with attn_implementation="sdpa" or "eager"), or a product, a softmax over its last axis and a product.'
             )
         if uncertain:
             warnings.warn(f"Not all attention of {type(self._model).__name__} is observed.{uncertain}", stacklevel=2)
@@ -226,11 +221,11 @@ class Watcher:
         )
 
     def follow(self, stack: Sequence[ModuleCall]) -> None:
-        """Read the running modules from this stack."""
+        """Use this stack of running modules."""
         self._stack = stack
 
     def begin(self) -> None:
-        """Remember the sums before a batch."""
+        """Save the sums before a batch."""
         if not in_backward():
             self._real.clear()
             self._branches.clear()
@@ -243,7 +238,7 @@ class Watcher:
 
     @torch.no_grad()
     def see(self, call: AttentionCall) -> None:
-        """Add an attention call of the running module; calls from outside the model are ignored."""
+        """Add an attention call of the running module; ignore calls from outside the model."""
         if not self._stack or 0 in (call.query.numel(), call.key.numel()):
             return
         name, module = self._stack[-1].name, self._stack[-1].module
@@ -273,14 +268,14 @@ class Watcher:
         )
         record.add(counted)
         if counted.has_low_queries:
-            low = "leaves out queries whose scores all lie below -5,000, as if they were masked"
+            low = "leaves out queries whose scores are all below -5,000, as if they were masked"
             self._uncertain.setdefault(name or type(module).__name__, low)
         self._begin_branch(name, module, call, counted, record.contribution)
         batch_first = getattr(module, "batch_first", True)
         self._real[name] = counted.real_BT if batch_first else counted.real_BT.mT
 
     def miss(self, why: str) -> None:
-        """Note that the running module has a softmax that may belong to attention, and why it is not observed."""
+        """Note that the running module has a softmax that may be attention, and why it is not observed."""
         if self._stack and not _is_seen_otherwise(self._stack[-1].module):
             name, module = self._stack[-1].name, self._stack[-1].module
             self._uncertain[name or type(module).__name__] = f"has a softmax that is not observed: {why}"
@@ -309,13 +304,13 @@ class Watcher:
         self, name: str, module: nn.Module, call: AttentionCall, counted: CountedCall, sums: RunningContribution
     ) -> None:
         if earlier := self._branches.pop(name, None):
-            # If it was not projected yet, the outputs of both calls are put together first.
+            # If it is not yet projected, the outputs of both calls are combined first.
             earlier.settle()
         output_BHTD = call.output
         if not sums.known or counted.set_output_BHTD is None or output_BHTD is None:
             return
         if (sink_BHT := counted.statistics.sink) is not None and call.sink_H is None:
-            # The layer takes the sink's share off after the call.
+            # The layer removes the sink's share after the call.
             output_BHTD = output_BHTD * (1 - sink_BHT).unsqueeze(-1).to(output_BHTD.dtype)
         if is_torch_multihead(module):
             sums.add(counted.set_output_BHTD, output_BHTD, counted)
@@ -362,13 +357,13 @@ class Watcher:
 
 
 def _is_seen_otherwise(module: nn.Module) -> bool:
-    """Return whether the module's separate operators are not to be counted: it calls the kernel, or is called again."""
+    """Return whether the module's separate operators must not count: it calls the kernel, or its call is repeated."""
     return isinstance(module, GatedAttention) or is_torch_multihead(module)
 
 
 @contextmanager
 def _disable_fast_path() -> Generator[None]:
-    """Keep `nn.MultiheadAttention` and `nn.TransformerEncoder` from their fast path, which is no attention call."""
+    """Disable the fast path of `nn.MultiheadAttention` and `nn.TransformerEncoder`, which makes no attention call."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -378,5 +373,5 @@ def _disable_fast_path() -> Generator[None]:
 
 
 def _force_eager() -> AbstractContextManager[Any]:
-    """Run compiled functions uncompiled; where nothing has been compiled, do not import the compiler."""
+    """Run compiled functions uncompiled; do not import the compiler if nothing was compiled."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
