@@ -187,7 +187,7 @@ FOLDERS = (
     Hostile(giant_width, "whose config.json fits its weights of 21 tensors"),
     Hostile(giant_vocabulary, "whose config.json fits its weights of 21 tensors"),
     Hostile(nested_config, "config.json must be valid JSON"),
-    Hostile(nested_tokenizer, "a folder with a tokenizer that transformers reads", tokenizes=True),
+    Hostile(nested_tokenizer, "a folder with a tokenizer that transformers can load", tokenizes=True),
     Hostile(our_million_layers, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
     Hostile(our_giant_width, "d_model is 1,000,000,000, and its largest tensor has"),
     Hostile(our_giant_vocabulary, "vocab_size is 1,000,000,000,000,000, and its largest tensor has"),

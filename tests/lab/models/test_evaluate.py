@@ -1,4 +1,4 @@
-"""Models of ours on tasks of lm-evaluation-harness: what it computes is what our own evaluation computes."""
+"""Our models on tasks of lm-evaluation-harness, compared with our own evaluation."""
 
 import json
 import string
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tidegate.config import TransformerConfig
 from tidegate.lab.models.language_models import make_language_model
-from tidegate.lab.models.text import continuations, continue_text, prediction_windows, text_loss
+from tidegate.lab.models.text import continuations, continue_text, text_loss
 from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.tokenizer import portable_tokenizer, trained_tokenizer
 from tidegate.torch import TransformerLM
@@ -49,17 +49,10 @@ def loss_after_a_line_break(model, tokens):
 
 
 class TestContinuations:
-    def test_of_whole_windows_have_the_loss_of_the_text(self, model):
-        tokens = list(SOURCE[: 5 * LENGTH].encode())
-        (found,) = continuations(model, [(model.encode(b"\n"), tokens)], length=LENGTH)
-        expected = loss_after_a_line_break(model, tokens)
-        assert expected.num_tokens == len(tokens)
-        assert_close(torch.tensor(found.log_likelihood), torch.tensor(-expected.loss * len(tokens)), dtype="float32")
-
     @pytest.mark.parametrize(
         ("before", "after"), [(1, 1), (5, 7), (1, LENGTH), (60, 10), (3, 2 * LENGTH + 5), (60, 60)]
     )
-    def test_are_those_of_each_token_after_what_is_before_it_in_its_window(self, model, before, after):
+    def test_have_the_likelihood_of_each_token_given_those_before_it_in_its_window(self, model, before, after):
         tokens = list(SOURCE[: before + after].encode())
         (found,) = continuations(model, [(tokens[:before], tokens[before:])], length=LENGTH)
         total = 0.0
@@ -71,32 +64,23 @@ class TestContinuations:
                 total += F.log_softmax(logits, dim=-1)[tokens[place]].item()
         assert_close(torch.tensor(found.log_likelihood), torch.tensor(total), dtype="float32")
 
-    def test_do_not_depend_on_what_they_share_a_batch_with(self, model):
+    def test_do_not_depend_on_the_rest_of_the_batch(self, model):
         texts = [list(SOURCE[start : start + size].encode()) for start, size in ((0, 9), (40, 70), (7, 3), (90, 30))]
         requests = [(text[:2], text[2:]) for text in texts]
         alone = [continuations(model, [request], length=LENGTH)[0].log_likelihood for request in requests]
         together = [found.log_likelihood for found in continuations(model, requests, length=LENGTH, batch_size=3)]
         assert_close(torch.tensor(together), torch.tensor(alone), dtype="float32")
 
-    def test_are_greedy_where_they_are_what_the_model_writes(self, model):
-        prompt = b"import "
-        written = b"".join(continue_text(model, prompt, max_new_tokens=6, temperature=0.0))
-        written += b"" if len(written) == 6 else bytes(6 - len(written))
-        drawn = model.module.generate(torch.tensor([list(prompt)]), max_new_tokens=6, temperature=0.0)[0, 7:].tolist()
-        other = [*drawn[:-1], (drawn[-1] + 1) % 256]
-        found = continuations(model, [(list(prompt), drawn), (list(prompt), other)], length=LENGTH)
+    def test_are_greedy_if_greedy_decoding_generates_them(self, model):
+        prompt = list(b"import ")
+        tokens = model.module.generate(torch.tensor([prompt]), max_new_tokens=6, temperature=0.0)[0, 7:].tolist()
+        other = [*tokens[:-1], (tokens[-1] + 1) % 256]
+        found = continuations(model, [(prompt, tokens), (prompt, other)], length=LENGTH)
         assert [one.is_greedy for one in found] == [True, False]
-
-    def test_every_token_is_predicted_once_and_no_window_is_longer_than_asked(self):
-        tokens = list(range(100))
-        for place in (1, 30, 99):
-            windows = list(prediction_windows(tokens[:place], tokens[place:], 16))
-            assert [token for _, targets in windows for token in targets] == tokens[place:]
-            assert all(len(inputs) <= 16 and inputs[-1] == targets[-1] - 1 for inputs, targets in windows)
 
 
 def write_tasks(folder, documents):
-    """Three tasks of one set of documents: their likelihood, the next word among others, and the rest of a line."""
+    """Write three tasks on the same documents: their likelihood, a multiple choice, and the rest of a line."""
     data = folder / "documents.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in documents))
     common = (
@@ -123,13 +107,22 @@ def documents():
     return [{"text": text, "start": text[:9], "end": text[9:14], "wrong": text[14:19]} for text in texts]
 
 
+def generated(model, context, **options):
+    from lm_eval.api.instance import Instance
+
+    from tidegate.lab.models.evaluate import HarnessModel
+
+    request = Instance(request_type="generate_until", doc={}, arguments=(context, options), idx=0)
+    return HarnessModel(model).generate_until([request])[0]
+
+
 # The harness takes seconds to import, and needs no network for these tasks.
 @pytest.mark.full
 class TestHarness:
     pytestmark = pytest.mark.filterwarnings("default")
 
     @pytest.mark.parametrize("kind", ["model", "paired"])
-    def test_its_bits_per_byte_are_those_of_our_evaluation(self, kind, documents, tmp_path, request):
+    def test_bits_per_byte_are_those_of_our_evaluation(self, kind, documents, tmp_path, request):
         from tidegate.lab.models.evaluate import evaluate_tasks
 
         model = request.getfixturevalue(kind)
@@ -140,7 +133,7 @@ class TestHarness:
         for document in documents:
             tokens = model.encode(document["text"].encode())
             whole = len(tokens) // LENGTH * LENGTH
-            # Whole windows by the loss of a text; what is left after them, token by token of the same window.
+            # Whole windows by the loss of a text; the rest token by token in one window.
             if whole:
                 own = loss_after_a_line_break(model, tokens[:whole])
                 nats += own.loss * own.num_tokens
@@ -186,7 +179,7 @@ class TestHarness:
     ):
         from tidegate.lab.models.evaluate import evaluate_tasks
 
-        # No repository holds it, so that git would complain.
+        # The folder is in no repository: git would print an error.
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
         write_tasks(tmp_path, documents)
         (tmp_path / "tasks").mkdir()
@@ -198,13 +191,13 @@ class TestHarness:
         assert "fatal" not in capfd.readouterr().err
 
     @pytest.mark.parametrize(("asked", "found"), [(None, 0), (2, 2)])
-    def test_examples_are_those_asked_for_unless_a_task_says_none(self, documents, tmp_path, asked, found):
+    def test_num_fewshot_applies_unless_a_task_sets_0(self, documents, tmp_path, asked, found):
         from tidegate.lab.models.evaluate import _load_tasks
 
         write_tasks(tmp_path, documents)
-        says_none = (tmp_path / "choice.yaml").read_text()
-        says_nothing = says_none.replace("num_fewshot: 0\n", "").replace("own_choice", "own_free")
-        (tmp_path / "free.yaml").write_text(says_nothing)
+        with_zero = (tmp_path / "choice.yaml").read_text()
+        without = with_zero.replace("num_fewshot: 0\n", "").replace("own_choice", "own_free")
+        (tmp_path / "free.yaml").write_text(without)
         files = [str(tmp_path / name) for name in ("choice.yaml", "free.yaml")]
         loaded = _load_tasks(files, asked)["tasks"]
         assert {name: task.get_config("num_fewshot") for name, task in loaded.items()} == {
@@ -221,44 +214,26 @@ class TestHarness:
             evaluate_tasks(model, [task])
         assert str(error.value.got) == task
 
-    def test_drawing_stops_at_the_tasks_words_and_context_is_cut_to_the_length(self, model):
-        from lm_eval.api.instance import Instance
-
-        from tidegate.lab.models.evaluate import HarnessModel
-
-        def drawn(context, **options):
-            request = Instance(request_type="generate_until", doc={}, arguments=(context, options), idx=0)
-            return HarnessModel(model).generate_until([request])[0]
-
-        whole = drawn("import ", max_gen_toks=10)
+    def test_generation_stops_at_the_tasks_strings_and_context_is_cut_to_the_length(self, model):
+        whole = generated(model, "import ", max_gen_toks=10)
         assert whole == b"".join(continue_text(model, b"import ", max_new_tokens=10, temperature=0.0)).decode(
             errors="replace"
         )
         stop = whole[2:4]
-        assert drawn("import ", max_gen_toks=10, until=[stop]) == whole[: whole.index(stop)]
-        assert drawn(SOURCE[:500], max_gen_toks=4) == drawn(SOURCE[480:500], max_gen_toks=4)
-        assert drawn("", max_gen_toks=4) == drawn("\n", max_gen_toks=4)
+        assert generated(model, "import ", max_gen_toks=10, until=[stop]) == whole[: whole.index(stop)]
+        assert generated(model, SOURCE[:500], max_gen_toks=4) == generated(model, SOURCE[480:500], max_gen_toks=4)
+        assert generated(model, "", max_gen_toks=4) == generated(model, "\n", max_gen_toks=4)
         with rejects("max_gen_toks"):
-            drawn("a", max_gen_toks=LENGTH)
+            generated(model, "a", max_gen_toks=LENGTH)
 
     @pytest.mark.parametrize(("num_context", "room"), [(4, LENGTH - 4), (LENGTH, LENGTH // 4), (100, LENGTH // 4)])
-    def test_where_a_task_sets_no_number_most_of_a_context_stays(self, model, num_context, room):
-        from tidegate.lab.models.evaluate import HarnessModel
+    def test_without_a_number_most_of_the_context_stays(self, model, num_context, room):
+        text = SOURCE[:num_context]
+        found = generated(model, text)
+        assert found == generated(model, text[-(LENGTH - room) :], max_gen_toks=room)
 
-        tokens, num_drawn = HarnessModel(model)._leave_room(list(range(num_context)), None)
-        assert num_drawn == room
-        assert tokens == list(range(num_context))[-(LENGTH - room) :]
-
-    def test_a_temperature_samples_unless_the_task_says_no(self, model):
-        from lm_eval.api.instance import Instance
-
-        from tidegate.lab.models.evaluate import HarnessModel
-
-        def drawn(**options):
-            arguments = ("import ", {"max_gen_toks": 12, **options})
-            return HarnessModel(model).generate_until(
-                [Instance(request_type="generate_until", doc={}, arguments=arguments, idx=0)]
-            )[0]
-
-        assert drawn(temperature=5.0) != drawn()
-        assert drawn(temperature=5.0, do_sample=False) == drawn(temperature=0.0) == drawn()
+    def test_a_temperature_samples_unless_the_task_sets_do_sample_to_false(self, model):
+        greedy = generated(model, "import ", max_gen_toks=12)
+        assert generated(model, "import ", max_gen_toks=12, temperature=5.0) != greedy
+        assert generated(model, "import ", max_gen_toks=12, temperature=5.0, do_sample=False) == greedy
+        assert generated(model, "import ", max_gen_toks=12, temperature=0.0) == greedy

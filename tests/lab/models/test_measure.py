@@ -23,7 +23,7 @@ SAMPLING = measure._SAMPLING
 
 @pytest.fixture(autouse=True)
 def coarsely(monkeypatch):
-    """Curvature takes long."""
+    """Measure curvature with few samples."""
     monkeypatch.setattr(measure, "_SAMPLING", COARSE)
 
 
@@ -37,7 +37,7 @@ def layers_of(gate, **options):
 
 
 @pytest.mark.parametrize(("gate", "free"), [("none", 64), ("g5", 64), ("g1-head", 64), ("g1", 8), ("bma", 8)])
-def test_heads_are_as_free_as_the_theory_says(gate, free):
+def test_heads_have_the_predicted_number_of_free_directions(gate, free):
     layers = layers_of(gate).gauge
     assert [layer.free for layer in layers] == [(free, free)] * 2
     assert [layer.predicted for layer in layers] == [free] * 2
@@ -51,7 +51,7 @@ def test_every_layer_has_its_curvature(monkeypatch):
     assert all(layer.count == 2 * 4 * 8 and layer.magnitude > 0 for layer in curvature.layers)
 
 
-def test_the_model_stays_as_it_is():
+def test_the_model_does_not_change():
     model = build_model(model_of("bma"), seed=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     measure_layers(model, probe_of(torch.zeros(2, 16, dtype=torch.long)), run="a")
@@ -62,13 +62,14 @@ def test_the_model_stays_as_it_is():
 @pytest.mark.parametrize(
     ("gate", "options", "reason"),
     [
-        ("output:output", {}, "its gate reads values or attention outputs, and so changes with their basis"),
-        ("g1", {"head_dim": 40}, "heads of 40 channels are wider than the 32 up to which the measurement is quick"),
+        ("output:output", {}, "depends on their basis"),
+        ("g1", {"head_dim": 40}, "too slow for heads of 40 channels"),
     ],
 )
 def test_a_gauge_that_cannot_be_measured_has_a_reason(gate, options, reason):
     measured = layers_of(gate, **options)
-    assert (measured.gauge, measured.gauge_reason) == ((), reason)
+    assert measured.gauge == ()
+    assert reason in measured.gauge_reason
     assert measured.curvature_reason == ""
 
 
@@ -77,8 +78,8 @@ def test_too_few_positions_are_a_reason():
         build_model(model_of("g1"), seed=0), probe_of(torch.zeros(2, 1, dtype=torch.long)), run=""
     )
     assert measured.curvature is None
-    assert measured.curvature_reason.startswith("the examples have a single position")
-    assert measured.gauge_reason == "the examples have 2 positions, fewer than the 16 that heads of 8 channels need"
+    assert "only one position" in measured.curvature_reason
+    assert "need 16 positions" in measured.gauge_reason
 
 
 def test_a_degenerate_slice_is_a_reason(monkeypatch):
@@ -91,12 +92,12 @@ def test_a_degenerate_slice_is_a_reason(monkeypatch):
     assert measured.gauge
 
 
-def test_of_images_the_gauge_alone_is_measured():
+def test_only_the_gauge_of_image_models_is_measured():
     images = build_model(VisionConfig(d_model=16, num_layers=2, num_heads=2, image_size=16, gate="g1"), seed=0)
     pictures = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     measured = measure_layers(images, probe_of(pictures), run="")
     assert measured.curvature is None
-    assert measured.curvature_reason == "curvature is measured on language models alone"
+    assert "language models" in measured.curvature_reason
     assert all(layer.free == (8, 8) for layer in measured.gauge)
 
 

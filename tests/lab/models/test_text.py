@@ -47,22 +47,22 @@ def test_a_sample_is_of_whole_blocks_spread_over_the_text_and_says_how_long_the_
     assert text_loss(model, TOKENS, length=9, count=6) == text_loss(model, TOKENS, length=9)
 
 
-def test_a_text_of_one_token_is_refused(model):
+def test_a_text_of_one_token_is_rejected(model):
     with rejects("data", hint="more text"):
         text_loss(model, TOKENS[:1], length=9)
 
 
-def test_the_text_is_that_of_the_models_own_generation(model):
+def test_the_text_is_the_one_that_the_model_generates(model):
     pieces = list(continue_text(model, b"abc", max_new_tokens=20, temperature=0.0))
     prompt = torch.tensor([list(b"abc")])
     expected = bytes(model.module.generate(prompt, max_new_tokens=20, temperature=0.0)[0, 3:].tolist())
     assert b"".join(pieces) == _whole_characters(expected)
-    drawn = [b"".join(continue_text(model, b"abc", max_new_tokens=30, seed=seed)) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    samples = [b"".join(continue_text(model, b"abc", max_new_tokens=30, seed=seed)) for seed in (1, 1, 2)]
+    assert samples[0] == samples[1] != samples[2]
 
 
 @pytest.mark.parametrize("text", ["aé", "€", "𝄞", "plain"])
-def test_a_character_is_shown_when_all_of_its_bytes_are_there(text):
+def test_a_character_is_returned_when_all_of_its_bytes_are_there(text):
     content = text.encode()
     for end in range(len(content) + 1):
         whole = _whole_characters(content[:end])
@@ -71,7 +71,7 @@ def test_a_character_is_shown_when_all_of_its_bytes_are_there(text):
     assert _whole_characters(content) == content
 
 
-def test_a_model_whose_tokens_have_no_text_is_refused():
+def test_a_model_with_an_unknown_tokenizer_is_rejected():
     decoder = TransformerLM(TransformerConfig(gate="none", d_model=16, num_layers=1, num_heads=2, vocab_size=300))
     other = make_language_model(decoder, name="m", derivatives=False)
     with rejects("model", hint="tokenizer.json"):

@@ -4,7 +4,6 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from errors import rejects
 
 from tidegate.lab.observe.page import observation_page, observation_sections
 from tidegate.report import write_page
@@ -96,7 +95,7 @@ def test_curves_are_means_over_the_heads_of_a_layer():
         assert line.y == pytest.approx([fmean(values) for values in zip(*one.by_position["entropy"], strict=True)])
 
 
-def test_of_many_layers_seven_have_a_curve_the_ends_among_them():
+def test_seven_of_many_layers_have_a_curve_including_the_first_and_last():
     seen = observation(*map(layer, range(20)))
     panel = views_of(seen, "Attention", "By position of the query")["first-key mass"]
     labels = [line.label for line in panel.series]
@@ -113,13 +112,13 @@ def test_distributions_are_shares_of_all_queries_of_a_layer():
         assert line.x[2] == pytest.approx(middle)
 
 
-def test_gates_have_a_map_for_each_site_and_each_number_they_have():
+def test_gates_have_a_map_for_each_site_and_metric():
     seen = observation(
         layer(0, num_heads=4, gates={"output": gate(0.1, 0.2, 0.3, 0.4), "value": gate(0.5, 0.6)}),
         layer(1, num_heads=4, gates={"output": gate(0.2, 0.2, 0.3, 0.4)}),
     )
     views = views_of(seen, "Gates", "By layer and head")
-    # An activation without two ends saturates nowhere.
+    # An activation without two ends has no saturation.
     assert list(views) == ["mean gate", "share below 0.1", "spread over tokens"]
     output, value = views["mean gate"].maps
     assert output.values == ((0.1, 0.2, 0.3, 0.4), (0.2, 0.2, 0.3, 0.4))
@@ -143,7 +142,7 @@ def test_tables_have_a_row_for_every_head_and_every_layer():
     assert [row[1] for row in layers.rows] == [one.name for one in seen.layers]
 
 
-def test_what_was_not_seen_has_no_section():
+def test_missing_data_have_no_section():
     seen = observation(layer(0, residual=False))
     assert [each.title for each in observation_sections(seen)] == ["Attention", "How to read it", "All numbers"]
     views = views_of(observation(layer(0), layer(1)), "Residual stream", "By layer")
@@ -151,7 +150,7 @@ def test_what_was_not_seen_has_no_section():
     assert views["effective rank"].series[0].y == (5.0, 4.0)
 
 
-def test_long_curves_are_means_of_stretches_and_their_mean_stays():
+def test_long_curves_are_averaged_and_keep_their_mean():
     seen = observation(layer(0, length=1024))
     read = Observation.from_json(json.dumps(page_of(seen).data["observation"]))
     (short,), (whole,) = read.layers, seen.layers
@@ -168,7 +167,7 @@ def test_a_layer_without_positions_has_no_curve():
     assert line.label == "layer 1"
 
 
-def test_a_page_is_written_also_where_numbers_are_not_finite(tmp_path):
+def test_a_page_is_written_even_if_numbers_are_not_finite(tmp_path):
     broken = layer(0, gates={"output": gate(math.nan, 0.5)})
     heads = {
         **broken.heads,
@@ -178,8 +177,3 @@ def test_a_page_is_written_also_where_numbers_are_not_finite(tmp_path):
     residual = ResidualSummary(largest=math.inf, effective_rank=math.nan)
     page = page_of(observation(replace(broken, heads=heads, by_position=by_position, residual=residual)))
     assert write_page(page, tmp_path).is_file()
-
-
-def test_a_model_without_attention_is_refused_with_a_remedy():
-    with rejects("model", hint="scaled_dot_product_attention"):
-        page_of(observation())

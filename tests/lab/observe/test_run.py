@@ -21,17 +21,17 @@ def windows():
     return torch.randint(256, (5, 8), generator=torch.Generator().manual_seed(0))
 
 
-def test_windows_in_batches_are_what_observe_sees_of_the_same_batches(model, windows):
+def test_batches_of_windows_give_the_same_as_observe(model, windows):
     with torch.no_grad(), observe(model.module, keys=2, heat=True) as watcher:
         for batch in windows.split(2):
             model.module(batch)
     assert model_observation(model, windows, batch_size=2, keys=2, heat=True) == watcher.observation()
 
 
-def test_the_listener_hears_of_every_batch(model, windows):
-    heard = []
-    model_observation(model, windows, batch_size=2, tell=lambda event: heard.append((event.done, event.total)))
-    assert heard == [(0, 5), (2, 5), (4, 5), (5, 5)]
+def test_progress_is_reported_after_every_batch(model, windows):
+    events = []
+    model_observation(model, windows, batch_size=2, tell=lambda event: events.append((event.done, event.total)))
+    assert events == [(0, 5), (2, 5), (4, 5), (5, 5)]
 
 
 def test_observing_keeps_no_graph(model, windows):
@@ -41,12 +41,12 @@ def test_observing_keeps_no_graph(model, windows):
 
 
 @pytest.mark.parametrize("keys", [0, 9])
-def test_a_sink_is_within_a_sequence(model, windows, keys):
+def test_the_key_set_fits_the_windows(model, windows, keys):
     with rejects("keys"):
         model_observation(model, windows, batch_size=2, keys=keys)
 
 
-def test_a_model_whose_attention_cannot_be_seen_is_refused_by_name(windows):
+def test_a_model_without_attention_is_rejected_by_name(windows):
     layer = nn.Embedding(256, 4)
     blind = LanguageModel(
         name="blind", module=layer, run=layer, blocks=(layer,), encode=list, vocab_size=256, max_length=None

@@ -1,4 +1,4 @@
-"""What a key set adds to a layer's output, against the whole matrix of weights; and where it is not known."""
+"""The contribution of a key set to a layer's output, compared with the attention matrix; and where it is unknown."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ KEYS = {
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("num_groups", [2, 4])
-def test_what_queries_take_in_from_a_key_set_is_that_of_the_whole_weights(mask, keys, num_groups):
+def test_the_output_of_a_key_set_is_that_of_the_attention_matrix(mask, keys, num_groups):
     options, chosen = MASKS[mask], KEYS[keys]
     q, k, v = qkv(G=num_groups)
     call = AttentionCall(q, k, v, options.get("attn_mask"), options.get("is_causal", False), None)
@@ -44,7 +44,7 @@ def test_what_queries_take_in_from_a_key_set_is_that_of_the_whole_weights(mask, 
     assert_close(key_set_output(call, statistics.log_partition, chosen), expected)
 
 
-def test_many_queries_are_taken_block_by_block():
+def test_many_queries_are_computed_block_by_block():
     q, k, v = qkv(T=200, S=200)
     weights, _ = weights_and_scores(q, k, v, is_causal=True)
     statistics = attention_statistics(q, k, v, causal=True)
@@ -109,7 +109,7 @@ class GateThatCloses(nn.Module):
 
 
 def sink_queries():
-    """A first token with a short value; four tokens with long ones; five that look at the first and are to be shut."""
+    """A first token with a small value, four tokens with large ones, and five that attend to the first."""
     x = torch.zeros(2, 10, 8, dtype=torch.float64)
     x[:, 0, [1, 5]], x[:, 0, [2, 6]] = 8, 1
     content = 3 * torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -135,7 +135,7 @@ def test_an_output_gate_that_closes_on_sink_queries_lowers_contribution_and_not_
         assert min(before) > 0.1
         assert max(after) < 1e-3
         assert shut.heads["contribution"][head].mean < open_.heads["contribution"][head].mean
-    # The twin: a gate that is as open for all queries only scales, which the output projection can undo.
+    # A gate that is equally open for all queries only scales the output.
     gate = model.attention.attn_gate.at("output")
     gate.weight.zero_()
     gate.bias.fill_(-2.0)
@@ -147,7 +147,7 @@ def test_an_output_gate_that_closes_on_sink_queries_lowers_contribution_and_not_
 
 
 class Spelled(nn.Module):
-    """Attention of a stranger, whose output is changed on its way to the projection."""
+    """Attention of another library, whose output may change before the projection."""
 
     def __init__(self, change, inner=False):
         super().__init__()
@@ -179,7 +179,7 @@ CHANGES = {
 @pytest.mark.parametrize("inner", [False, True], ids=["in the layer", "in a module of its own"])
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
-def test_where_something_unknown_acts_on_the_output_nothing_is_said(change, inner):
+def test_the_contribution_is_missing_if_anything_else_acts_on_the_output(change, inner):
     torch.manual_seed(0)
     function, known = CHANGES[change]
     model = Spelled(function, inner)
@@ -191,7 +191,7 @@ def test_where_something_unknown_acts_on_the_output_nothing_is_said(change, inne
 
 
 @torch.no_grad()
-def test_one_batch_that_was_not_seen_is_enough_to_say_nothing():
+def test_the_contribution_is_missing_after_one_batch_with_an_unknown_output():
     torch.manual_seed(0)
     model = Spelled(lambda model, _x, output: output * model.factor)
     model.factor = 1.0
@@ -207,7 +207,7 @@ def test_one_batch_that_was_not_seen_is_enough_to_say_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
-def test_half_precision_and_training_mode_are_seen_too(dtype):
+def test_the_contribution_is_known_in_half_precision_and_training_mode(dtype):
     torch.manual_seed(0)
     model = TransformerLM(TransformerConfig(gate="g1", d_model=32, num_layers=2, num_heads=4)).to(dtype)
     tokens = torch.randint(256, (2, 20))
@@ -218,7 +218,7 @@ def test_half_precision_and_training_mode_are_seen_too(dtype):
 
 
 @torch.no_grad()
-def test_pytorchs_own_attention_is_known():
+def test_the_contribution_is_known_for_pytorchs_attention():
     torch.manual_seed(0)
     model = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
     x = torch.randn(2, 6, 16, dtype=torch.float64)

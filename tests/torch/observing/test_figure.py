@@ -53,6 +53,6 @@ def test_a_figure_can_be_written_and_leaves_nothing_open(seen, tmp_path):
     assert pyplot.get_fignums() == []
 
 
-def test_an_observation_without_layers_is_refused():
+def test_an_observation_without_layers_is_rejected():
     with rejects("observation"):
         observation_figure(Observation(layers=(), num_batches=0, keys="the first key"))

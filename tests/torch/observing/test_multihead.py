@@ -6,7 +6,6 @@ from closeness import assert_close
 from observed import assert_curves, assert_moments, several_keys
 from torch import nn
 
-from tidegate.torch.observing.modules import ModuleCall, attend_without_weights
 from tidegate.torch.observing.sums import RunningRank
 from tidegate.torch.observing.watcher import observe
 
@@ -47,7 +46,7 @@ def test_multihead_attention_of_pytorch_is_equal_to_its_own_weights(kind, batch_
         assert_curves(layer, statistic, values, counted)
 
 
-def test_asking_for_weights_draws_no_other_random_numbers():
+def test_observing_returned_weights_uses_the_same_random_numbers():
     torch.manual_seed(0)
     model = nn.MultiheadAttention(16, 4, dropout=0.5)
     x = torch.randn(5, 2, 16)
@@ -63,7 +62,7 @@ def test_asking_for_weights_draws_no_other_random_numbers():
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @torch.no_grad()
-def test_the_encoder_of_pytorch_is_seen_off_its_fast_path(batch_first):
+def test_the_encoder_of_pytorch_is_observed_without_its_fast_path(batch_first):
     torch.manual_seed(0)
     block = nn.TransformerEncoderLayer(16, 4, 32, batch_first=batch_first, dtype=torch.float64)
     model = nn.TransformerEncoder(block, 2, enable_nested_tensor=batch_first).eval()
@@ -85,15 +84,16 @@ def test_the_encoder_of_pytorch_is_seen_off_its_fast_path(batch_first):
     assert_close(found.layers[1].residual.effective_rank, stream.effective_rank(), what="finite difference")
 
 
-class Louder(nn.MultiheadAttention):
-    def forward(self, query):
-        raise AssertionError("must not be called again")
+class Counting(nn.MultiheadAttention):
+    num_calls = 0
+
+    def forward(self, *args, **options):
+        self.num_calls += 1
+        return super().forward(*args, **options)
 
 
-def test_another_forward_is_left_alone():
-    attend_without_weights(ModuleCall("", Louder(16, 4), (torch.randn(5, 2, 16),), {}))
-    attend_without_weights(ModuleCall("", nn.Linear(2, 2), (None,), {}))
-    model = nn.MultiheadAttention(16, 4)
-    with pytest.raises(TypeError, match="missing"):
-        attend_without_weights(ModuleCall("", model, (), {}))
-    assert model.dropout == 0.0
+def test_a_subclass_with_its_own_forward_is_not_called_again():
+    model, x = Counting(16, 4), torch.randn(5, 2, 16)
+    with torch.no_grad(), observe(model):
+        model(x, x, x)
+    assert model.num_calls == 1

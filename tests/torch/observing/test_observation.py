@@ -76,7 +76,7 @@ def test_other_json_is_rejected(text, field):
         Observation.from_json(text)
 
 
-def test_a_flipped_bit_is_noticed_unless_it_changes_nothing():
+def test_a_flipped_bit_is_detected_unless_it_changes_nothing():
     accepted = 0
     for changed in some_flips(OBSERVATION.to_json().encode(), 500):
         try:
@@ -120,7 +120,7 @@ def test_the_table_has_a_line_for_each_head():
     assert cells[4][7:] == ["-", "-"]
 
 
-def test_a_head_that_saw_nothing_has_no_numbers_in_the_table():
+def test_a_head_without_queries_has_no_numbers_in_the_table():
     empty = replace(layer(), heads={name: (moments(0.0, name, count=0),) * 4 for name in layer().heads})
     assert replace(OBSERVATION, layers=(empty,)).table().splitlines()[2].split()[2:6] == ["-"] * 4
 

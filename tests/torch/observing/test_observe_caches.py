@@ -1,4 +1,4 @@
-"""Decoding with a cache, which may drop keys or have unwritten places, is seen as the same tokens in one pass are."""
+"""Decoding with a cache, which may drop keys or have unwritten slots, gives the same as one pass over the tokens."""
 
 from functools import partial
 
@@ -49,7 +49,7 @@ def built(make):
 
 
 def assert_same(found, expected):
-    """Both say the same of every head and position."""
+    """Both have the same statistics for every head and position."""
     for one, other in zip(found.layers, expected.layers, strict=True):
         assert one.positions == other.positions
         for statistic in one.heads:
@@ -66,7 +66,7 @@ def assert_same(found, expected):
     keys=axis(KEYS, "three"),
 )
 @torch.no_grad()
-def test_generation_is_seen_as_one_pass_over_its_tokens(kind, options, keys):
+def test_generation_gives_the_same_as_one_pass(kind, options, keys):
     model = built(BUILD[kind])
     with observe(model, keys=keys) as watcher:
         tokens = model.generate(TOKENS, max_new_tokens=8, do_sample=False, **options)
@@ -81,13 +81,13 @@ def test_generation_is_seen_as_one_pass_over_its_tokens(kind, options, keys):
     given=axis({"from the masks": False, "given": True}),
 )
 @torch.no_grad()
-def test_generation_after_padding_is_seen_as_one_pass(kind, options, given):
+def test_generation_after_padding_gives_the_same_as_one_pass(kind, options, given):
     model = built(BUILD[kind])
     mask = LEFT.repeat_interleave(options.get("num_beams", 1), 0)
     with observe(model, padding=mask if given else None) as watcher:
         tokens = model.generate(TOKENS, attention_mask=LEFT.long(), max_new_tokens=6, do_sample=False, **options)
     if "num_beams" in options:
-        # Beams that were given up are in no sequence that comes out.
+        # Discarded beams are not in any returned sequence.
         found = watcher.observation().layers[0]
         assert found.positions == tuple(range(15))
         assert found.heads["mass"][0].count == int(mask.sum()) + 4 * len(mask)
@@ -101,7 +101,7 @@ def test_generation_after_padding_is_seen_as_one_pass(kind, options, given):
 
 @over(window=axis([None, 1, 4], 1, 4), chunks=axis(CHUNKS))
 @torch.no_grad()
-def test_our_cache_in_chunks_is_seen_as_one_pass(window, chunks):
+def test_our_cache_in_chunks_gives_the_same_as_one_pass(window, chunks):
     model = built(lambda: TransformerLM(TransformerConfig(**{**OURS, "window": window})))
     caches = model.new_caches(10)
     with observe(model, keys=2) as watcher:
@@ -110,14 +110,14 @@ def test_our_cache_in_chunks_is_seen_as_one_pass(window, chunks):
     with observe(model, keys=2) as whole:
         model(TOKENS)
     if window == 1 and 1 in chunks:
-        # One query and one key begin a sequence: nothing tells them from its first token.
+        # One query with one key starts a sequence: it looks like the first token.
         assert watcher.observation().layers[0].positions == tuple(range(chunks[0]))
         return
     assert_same(watcher.observation(), whole.observation())
 
 
 @torch.no_grad()
-def test_a_turned_static_cache_in_chunks_is_seen_as_one_pass():
+def test_a_static_cache_that_rolls_over_gives_the_same_as_one_pass():
     model = built(BUILD["ours"])
     cache = StaticCache(config=model.config, max_cache_len=16)
     with observe(model) as watcher:
@@ -129,11 +129,12 @@ def test_a_turned_static_cache_in_chunks_is_seen_as_one_pass():
 
 
 @torch.no_grad()
-def test_each_sequence_begins_anew():
+def test_generation_does_not_change_and_each_sequence_starts_at_0():
     model = built(BUILD["mistral"])
     generate = partial(model.generate, max_new_tokens=6, do_sample=False)
+    expected = generate(TOKENS)
     with observe(model) as watcher:
-        generate(TOKENS)
+        assert torch.equal(generate(TOKENS), expected)
         generate(TOKENS[:2])
     found = watcher.observation()
     assert found.layers[0].positions == tuple(range(15))
@@ -141,7 +142,7 @@ def test_each_sequence_begins_anew():
 
 
 def calls(*shapes, rows=2):
-    """Attention calls on one long sequence, each by the first key, the first query and the end."""
+    """The positions of attention calls on one sequence, each by its first key, first query and end."""
     q, k, v = qkv(B=rows, T=12, S=12)
     model = Attention()
     with observe(model) as watcher:
@@ -150,16 +151,16 @@ def calls(*shapes, rows=2):
     return watcher.observation().layers[0].positions
 
 
-def test_a_cache_that_was_cut_back_starts_where_its_keys_end():
+def test_a_cropped_cache_continues_where_its_keys_end():
     assert calls((0, 0, 4), (0, 4, 6), (0, 4, 5)) == tuple(range(6))
     assert calls((0, 0, 4), (0, 8, 9)) == (*range(4), 8)
 
 
-def test_a_sequence_whose_beginning_was_not_seen_has_the_keys_that_it_has():
+def test_a_sequence_whose_start_was_not_observed_counts_from_its_first_key():
     assert calls((3, 8, 9), (4, 9, 10)) == (5, 6)
 
 
-def test_given_padding_longer_than_the_keys_says_where_they_end():
+def test_given_padding_longer_than_the_keys_determines_positions():
     q, k, v = qkv(T=1, S=4)
     padding = torch.arange(9) >= torch.tensor([[2], [6]])
     model = Attention()

@@ -1,4 +1,4 @@
-"""Attention to another sequence: its queries are not the source's, however many there are."""
+"""Cross-attention: all queries count, and the source's padding applies to the keys only."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def multihead(**options):
 
 
 class Spelled(nn.Module):
-    """Attention that does not say by its arguments where it attends."""
+    """Cross-attention that cannot be recognized by its arguments."""
 
     def forward(self, x, memory, mask):
         x, memory = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in (x, memory))
@@ -52,7 +52,7 @@ WAYS = {
 @pytest.mark.parametrize("num_queries", [6, 2, 9])
 @pytest.mark.parametrize("way", WAYS)
 @torch.no_grad()
-def test_every_query_counts_at_its_own_position(way, num_queries):
+def test_every_query_counts_at_its_position(way, num_queries):
     x = torch.cat((X, X.flip(1)), dim=1)[:, :num_queries]
     layer, options, run = WAYS[way](x)
     with observe(layer, **options) as watcher:
@@ -63,7 +63,7 @@ def test_every_query_counts_at_its_own_position(way, num_queries):
 
 
 @torch.no_grad()
-def test_given_padding_is_not_that_of_the_source():
+def test_given_padding_does_not_apply_to_the_source():
     layer, _, run = through_multihead(X[:, :3])
     with observe(layer, padding=torch.zeros(2, 3, dtype=torch.bool)) as watcher:
         run()
@@ -74,7 +74,7 @@ def test_given_padding_is_not_that_of_the_source():
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("added", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=["bias", "zero"])
 @torch.no_grad()
-def test_keys_that_a_layer_adds_are_no_positions(added, need_weights, causal):
+def test_keys_that_a_layer_appends_have_no_positions(added, need_weights, causal):
     layer = multihead(**added)
     mask = nn.Transformer.generate_square_subsequent_mask(6).isinf() if causal else None
     options = {"key_padding_mask": ~REAL, "attn_mask": mask}

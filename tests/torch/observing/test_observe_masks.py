@@ -1,4 +1,4 @@
-"""Every statistic of an observation, on every kind of mask, against the whole matrix of weights in float64."""
+"""Every statistic of an observation, for every kind of mask, compared with the attention matrix in float64."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def somewhere(seed=3):
 
 
 def written(num_written, num_keys, num_queries):
-    """A static cache of which some places are written, the queries being the last of them."""
+    """A partly written static cache, whose last written keys are those of the queries."""
     queries = torch.arange(num_written - num_queries, num_written)
     return torch.arange(num_keys) <= queries[:, None]
 
@@ -141,9 +141,9 @@ def test_mass_and_impact_of_any_key_set(keys):
         assert_moments(layer, statistic, expected[statistic], several_keys(weights))
 
 
-def test_given_padding_rules_over_the_mask():
+def test_given_padding_overrides_the_mask():
     q, k, v = qkv(T=2, S=9)
-    # A window hides the first keys, which are no padding; the first row's last token is.
+    # A window hides the first keys, which are not padding; the first row's last token is.
     window = torch.arange(9) >= 4
     padding = torch.ones(2, 9, dtype=torch.bool)
     padding[0, -1] = False
@@ -155,7 +155,7 @@ def test_given_padding_rules_over_the_mask():
     assert all(moments.high == 0 for moments in layer.heads["mass"])
 
 
-def test_a_query_that_may_see_nothing_is_left_out():
+def test_a_query_without_keys_is_left_out():
     q, k, v = qkv()
     mask = CAUSAL.clone()
     mask[2] = False
@@ -189,18 +189,18 @@ class Sparse(nn.Module):
         ({"attention_mask": torch.ones(2, 7)}, 2 * 7 - 2),
         ({"attention_mask": torch.arange(7) >= torch.tensor([[0], [3]])}, 7 - 1 + 4 - 1),
         ({"attention_mask": 3 * (torch.arange(7) >= torch.tensor([[0], [3]])).long()}, 7 - 1 + 4 - 1),
-        # What is said of another number of positions is not said of these.
+        # A mask of another length does not apply.
         ({"attention_mask": torch.ones(2, 1)}, 2 * 5 - 2),
     ],
     ids=[
-        "read from the masks",
-        "told that there is none",
-        "told where",
-        "told with numbers of documents",
+        "inferred from the masks",
+        "without padding",
+        "with padding",
+        "with document numbers",
         "of another length",
     ],
 )
-def test_padding_is_what_the_model_is_told(options, count):
+def test_padding_is_taken_from_the_attention_mask(options, count):
     model, (x, _, _) = Sparse(), qkv()
     with observe(model) as watcher:
         model(x, **options)
@@ -208,7 +208,7 @@ def test_padding_is_what_the_model_is_told(options, count):
 
 
 class Whole(nn.Module):
-    """A model in which padding sees itself, as in XLNet, around a layer that has a mask under another name."""
+    """A model in which padding sees itself, as in XLNet, around a layer whose mask has another name."""
 
     def __init__(self, honors):
         super().__init__()
@@ -225,7 +225,7 @@ class Layer(nn.Module):
 
 
 @pytest.mark.parametrize(("honors", "count"), [(True, 7 + 4), (False, 2 * 7)])
-def test_a_mask_under_another_name_is_the_calls_if_no_real_query_sees_the_padding(honors, count):
+def test_a_mask_with_another_name_applies_if_no_real_query_sees_the_padding(honors, count):
     model, (x, _, _) = Whole(honors), qkv()
     with observe(model) as watcher:
         model(x, attention_mask=torch.arange(7) >= torch.tensor([[0], [3]]))
@@ -245,7 +245,7 @@ class Added(nn.Module):
 
 
 @pytest.mark.parametrize("forbidding", [-INF, -1e9, LEAST])
-def test_a_mask_that_is_added_to_scores_is_not_read_as_ones_and_zeros(forbidding):
+def test_an_additive_mask_is_not_read_as_ones_and_zeros(forbidding):
     model, (x, _, _) = Added(), qkv()
     with observe(model) as watcher:
         model(x, attention_mask=additive(RIGHT, forbidding))
@@ -253,7 +253,7 @@ def test_a_mask_that_is_added_to_scores_is_not_read_as_ones_and_zeros(forbidding
 
 
 class Tower(nn.Module):
-    """A part with tokens of its own, and a mask of its own if it is given one."""
+    """A part with its own tokens, and its own mask if one is passed."""
 
     def __init__(self):
         super().__init__()
@@ -264,7 +264,7 @@ class Tower(nn.Module):
 
 
 @pytest.mark.parametrize(("masks", "count"), [({}, 2 * 5 - 2), ({"attention_mask": torch.ones(2, 7)}, 2 * 7 - 2)])
-def test_the_padding_of_a_text_is_not_that_of_the_image_beside_it(masks, count):
+def test_the_padding_of_a_text_does_not_apply_to_the_image_beside_it(masks, count):
     class Whole(nn.Module):
         def __init__(self):
             super().__init__()
@@ -280,7 +280,7 @@ def test_the_padding_of_a_text_is_not_that_of_the_image_beside_it(masks, count):
     assert counts == {"text.attention": 7 - 1 + 4 - 1, "image.inner.attention": count}
 
 
-def test_the_padding_of_an_encoder_is_not_that_of_its_decoder():
+def test_the_padding_of_an_encoder_does_not_apply_to_its_decoder():
     class Decoder(nn.Module):
         def __init__(self):
             super().__init__()

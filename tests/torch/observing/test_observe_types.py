@@ -1,6 +1,4 @@
-"""Tiny models of every causal type of transformers are observed as the weights say that their layers return."""
-
-from dataclasses import replace
+"""Observations of tiny models of every causal type of transformers equal the weights that their layers return."""
 
 import model_types
 import observed_types
@@ -14,7 +12,7 @@ logging.set_verbosity_error()
 
 FAMILIES = ("bloom", "deepseek_v2", "deepseek_v4", "gemma2", "gpt_oss", "gptj", "granite_swa", "hrm_text", "mpt")
 FAMILIES += ("openai-gpt", "qwen3_next", "xglm", "xlnet")
-"""A dozen and one, by all doors: kernels, interface with sinks, caps and added keys, softmaxes of their own."""
+"""Types for each way of interception: kernels, interface with sinks, caps and appended keys, separate operators."""
 TYPES = [name for name in model_types.model_types() if name not in model_types.NOT_BUILT]
 
 
@@ -29,8 +27,8 @@ def test_statistics_are_those_of_the_weights(model_type):
 @pytest.mark.parametrize("model_type", sorted(set(TYPES) - set(FAMILIES)))
 def test_statistics_of_every_other_type_are_those_of_the_weights(model_type):
     examined = observed_types.examine(model_type)
-    refused = {*observed_types.REASONS, *model_types.NO_ATTENTION}
-    assert examined.observed == (model_type not in refused), examined.why
+    unobserved = {*observed_types.REASONS, *model_types.NO_ATTENTION}
+    assert examined.observed == (model_type not in unobserved), examined.why
 
 
 def test_the_comparison_notices_other_weights():
@@ -41,15 +39,6 @@ def test_the_comparison_notices_other_weights():
     assert observed_types.distance(layer, weights) <= observed_types.CLOSE
     hotter = [((matrix**2 / (matrix**2).sum(-1, keepdim=True)), sink) for matrix, sink in weights]
     assert observed_types.distance(layer, hotter) > observed_types.CLOSE
-
-
-def test_the_comparison_notices_a_layer_that_was_not_seen():
-    model = model_types.build("gpt_oss")
-    inputs = model_types.inputs_of(model, length=observed_types.LENGTH)
-    found = observed_types.observed(model, inputs)
-    observed_types.require_every_layer(model, inputs, found)
-    with pytest.raises(AssertionError, match=r"not seen are .*layers\.1\.self_attn"):
-        observed_types.require_every_layer(model, inputs, replace(found, layers=found.layers[:1]))
 
 
 @torch.no_grad()
@@ -66,7 +55,7 @@ def test_the_padding_of_xlnet_is_left_out():
 
 @pytest.mark.parametrize("model_type", ["bloom", "gptj", "mpt", "xglm"])
 @torch.no_grad()
-def test_padding_and_caches_of_models_that_spell_it_out(model_type):
+def test_padding_and_caches_of_models_with_separate_operators(model_type):
     model = model_types.build(model_type)
     inputs = model_types.inputs_of(model, length=8, padded=True)
     tokens, mask = inputs["input_ids"], inputs["attention_mask"]

@@ -1,4 +1,4 @@
-"""Attention by blocks is observed as the one call that it stands for."""
+"""Blockwise attention is observed as the single call that it computes."""
 
 import dataclasses
 from contextlib import nullcontext
@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_layers import make, sample
 
-from tidegate.torch import attention_statistics, observe, windows
-from tidegate.torch.masks import AttentionMask, combine_masks
+from tidegate.torch import observe, windows
 from tidegate.torch.observing.calls import AttentionCalls
 
 EVERYTHING = torch.ones(1, 300, dtype=torch.bool)
@@ -36,9 +35,9 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("documents", [None, torch.tensor([0, 1, 120, 300])])
-def test_a_call_by_blocks_is_seen_once_as_under_a_mask(documents, mode):
+def test_a_blockwise_call_is_reported_once_like_one_with_a_mask(documents, mode):
     layer, x, seen = make("g1+bma", window=20, num_kv_heads=2), sample(1, 300, 24), []
-    with mode(), AttentionCalls(seen.append):
+    with mode(), AttentionCalls(seen.append, seen.append):
         by_blocks = layer(x, documents=documents)
         under_mask = layer(x, documents=documents, mask=EVERYTHING)
     assert_close(by_blocks, under_mask)
@@ -50,7 +49,7 @@ def test_a_call_by_blocks_is_seen_once_as_under_a_mask(documents, mode):
 
 
 @pytest.mark.parametrize("options", [{"window": 20}, {"window": 290}, {"window": 20, "causal": False}])
-def test_observations_by_blocks_are_those_under_a_mask(options):
+def test_blockwise_observations_equal_those_with_a_mask(options):
     layer, x = make("g1", num_kv_heads=2, **options), sample(2, 300, 24)
     found, expected = [], []
     for observations, given in ((found, {}), (expected, {"mask": EVERYTHING})):
@@ -72,27 +71,10 @@ def _numbers(tree):
     return [float(tree)] if isinstance(tree, int | float) else []
 
 
-def test_a_checkpoint_that_was_observed_goes_backward_unobserved():
+def test_a_checkpoint_can_be_differentiated_after_observing():
     layer, x = make("g1", window=20), sample(1, 300, 24, requires_grad=True)
     (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
     with observe(model := Checkpointed(layer)):
         y = model(x)
     (found,) = torch.autograd.grad(y.square().sum(), x)
     assert_close(found, expected, what="gradient")
-
-
-@pytest.mark.parametrize("heat", [False, True])
-@pytest.mark.parametrize(("causal", "window", "cuts"), [(True, 9, None), (False, 9, None), (True, None, (70, 71))])
-def test_statistics_of_a_window_are_those_of_the_weights(causal, window, cuts, heat):
-    q, k, v = (sample(2, heads, 200, 6, seed=heads) for heads in (4, 2, 2))
-    ids = None if cuts is None else torch.bucketize(torch.arange(200), torch.tensor(cuts), right=True).expand(2, -1)
-    allowed = AttentionMask(causal, window, documents=ids)
-    mask, _ = combine_masks(allowed, num_queries=200, num_keys=200, device=q.device)
-    found = attention_statistics(q, k, v, mask=mask, keys=(0, 75), heat=heat)
-    scores = q @ k.repeat_interleave(2, dim=1).mT / 6**0.5
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-    assert_close(found.entropy, -(weights * weights.clamp(min=1e-300).log()).sum(dim=-1))
-    assert_close(found.mass, weights[..., [0, 75]].sum(dim=-1))
-    assert torch.equal(found.num_keys, mask.sum(dim=-1).expand_as(found.num_keys))
-    if found.max_score is not None:
-        assert_close(found.max_score, scores.masked_fill(~mask, float("-inf")).amax(dim=-1))

@@ -5,7 +5,7 @@ import torch
 from closeness import assert_close
 
 from tidegate.torch.observing.observation import HISTOGRAM_EDGES
-from tidegate.torch.observing.sums import RunningGate, RunningMoments, RunningPositions, RunningRank, RunningSpread
+from tidegate.torch.observing.sums import RunningGate, RunningMoments, RunningRank, RunningSpread
 
 rng = torch.Generator().manual_seed(0)
 VALUES = torch.rand(6, 3, 5, generator=rng, dtype=torch.float64)
@@ -46,40 +46,12 @@ def test_a_value_outside_the_edges_is_counted_at_the_nearest_end():
     assert running.moments()[0].histogram == (2, 1, 2)
 
 
-def test_nothing_counted_is_all_zero():
-    running = RunningMoments(EDGES, 3)
-    running.add(VALUES, torch.zeros_like(COUNTED))
-    for moments in running.moments():
-        assert (moments.count, moments.mean, moments.std, moments.low, moments.high) == (0, 0, 0, 0, 0)
-        assert sum(moments.histogram) == 0
-
-
 def test_a_value_that_is_not_a_number_is_not_hidden():
     running = RunningMoments(EDGES, 1)
     running.add(torch.tensor([[[0.5, math.nan]]], dtype=torch.float64), torch.ones(1, 1, 2, dtype=torch.bool))
     (moments,) = running.moments()
     assert math.isnan(moments.mean)
     assert sum(moments.histogram) == 1
-
-
-def test_curves_line_up_by_position():
-    running = RunningPositions(("mass",), 3)
-    running.add({"mass": VALUES[:2]}, COUNTED[:2], 0)
-    running.add({"mass": VALUES[2:4]}, torch.ones(2, 3, 5, dtype=torch.bool), 2)
-    running.add({"mass": VALUES[4:, :, :1]}, COUNTED[4:, :, :1], 9)
-    sums, counts = torch.zeros(3, 10, dtype=torch.float64), torch.zeros(3, 10)
-    for values, counted, first in (
-        (VALUES[:2], COUNTED[:2], 0),
-        (VALUES[2:4], torch.ones(2, 3, 5, dtype=torch.bool), 2),
-        (VALUES[4:, :, :1], COUNTED[4:, :, :1], 9),
-    ):
-        at = slice(first, first + values.shape[-1])
-        sums[:, at] += (values * counted).sum(0)
-        counts[:, at] += counted.sum(0)
-    positions, curves = running.curves()
-    present = (counts > 0).all(0)
-    assert positions == tuple(present.nonzero().flatten().tolist())
-    assert_close(torch.tensor(curves["mass"], dtype=torch.float64), (sums / counts)[:, present])
 
 
 def test_effective_rank_is_that_of_all_rows_together():
@@ -111,7 +83,7 @@ def test_a_stream_that_is_not_finite_has_no_rank():
 @pytest.mark.parametrize(
     ("activation", "top"), [("sigmoid", 1), ("twosigmoid", 2), ("tanh1", 2), ("silu", None), ("identity", None)]
 )
-def test_a_gate_is_summed_up_by_head(activation, top):
+def test_a_gate_is_summarized_by_head(activation, top):
     values = torch.rand(30, 4, 5, generator=rng, dtype=torch.float64) * (top or 3)
     running = RunningGate(activation)
     assert running.summary() is None

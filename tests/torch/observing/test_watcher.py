@@ -11,7 +11,7 @@ import pytest
 import torch
 from closeness import assert_close
 from errors import rejects
-from observed import Attention, LargestTensor, assert_curves, assert_moments, plain_statistics, qkv
+from observed import Attention, LargestTensor, qkv
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,43 +33,8 @@ def language_model(gate="bma+g1", dtype=torch.float64, **options):
     return model
 
 
-def whole_statistics(trace):
-    """Every statistic of a layer of ours from its trace and the whole matrix of its weights."""
-    q, k, v = trace.query, trace.key, trace.value
-    groups = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(groups, 1).mT * trace.scale
-    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)
-    if trace.causal:
-        allowed = allowed.tril()
-    if trace.mask is not None:
-        allowed = allowed & trace.mask
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
-    norms = v.norm(dim=-1).repeat_interleave(groups, 1)
-    in_set = torch.arange(scores.shape[-1]) == 0
-    return plain_statistics(weights, scores, norms, in_set.double())
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 3}, {"num_kv_heads": 4, "qk_norm": True}], ids=["plain", "window", "norms"]
-)
 @torch.no_grad()
-def test_our_language_model_is_seen_layer_by_layer(options):
-    model = language_model(**options)
-    _, traces = model.trace(TOKENS)
-    with observe(model, heat=True) as watcher:
-        model(TOKENS)
-    found = watcher.observation()
-    assert [layer.name for layer in found.layers] == ["stack.blocks.0.attention", "stack.blocks.1.attention"]
-    for layer, trace in zip(found.layers, traces, strict=True):
-        everything = torch.ones(3, 4, 9, dtype=torch.bool)
-        for statistic, values in whole_statistics(trace).items():
-            # The first query sees itself alone.
-            assert_moments(layer, statistic, values, everything & (torch.arange(9) > 0))
-            assert_curves(layer, statistic, values, everything)
-
-
-@torch.no_grad()
-def test_gates_are_summed_up_by_site():
+def test_gates_are_summarized_by_site():
     model = language_model("value:query+output:input:head+dense:input:twosigmoid")
     _, traces = model.trace(TOKENS)
     with observe(model) as watcher:
@@ -142,7 +107,7 @@ def test_two_batches_are_one_twice_as_large():
 
 
 def held_by(watcher):
-    """Bytes of all tensors that a watcher keeps alive, those of modules apart."""
+    """Bytes of all tensors that a watcher keeps alive, without those of modules."""
     seen, waiting, total = set(), [watcher], 0
     while waiting:
         thing = waiting.pop()
@@ -236,7 +201,7 @@ def test_inference_and_training_batches_mix():
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_model_runs_uncompiled_while_it_is_watched():
+def test_a_compiled_model_runs_uncompiled_while_it_is_observed():
     model = language_model(dtype=torch.float32, num_layers=1)
     graphs = []
 
@@ -300,7 +265,7 @@ def test_calls_without_queries_and_inside_transforms_are_left_out():
     assert expected.num_batches == 1
 
 
-def test_two_models_are_watched_at_once():
+def test_two_models_can_be_observed_at_once():
     one, other = language_model(), language_model("none")
     with observe(one) as first, observe(other) as second:
         one(TOKENS)
@@ -311,44 +276,14 @@ def test_two_models_are_watched_at_once():
     assert not second.observation().layers[0].gates
 
 
-class Breaks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = Attention()
-
-    def forward(self, q, k, v, fail):
-        output = self.attention(q, k, v)
-        if fail:
-            raise ArithmeticError("on purpose")
-        return output
-
-
-def test_an_error_in_the_model_leaves_nothing_behind():
-    model = Breaks()
-    with observe(model) as watcher:
-        with pytest.raises(ArithmeticError):
-            model(*qkv(), fail=True)
-        model(*qkv(), fail=False)
-    (layer,) = watcher.observation().layers
-    assert layer.name == "attention"
-    assert watcher.observation().num_batches == 1
-    assert layer.heads["mass"][0].count == 14
-    with pytest.raises(ArithmeticError), observe(model):
-        model(*qkv(), fail=True)
-    assert torch.backends.mha.get_fastpath_enabled()
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    with observe(model):
-        pass
-
-
 def sums_of(watcher):
-    """All that was seen but effective ranks, which differ in their last digits from one computation to the next."""
+    """The sums without effective ranks, whose last digits differ between computations."""
     found = watcher.observation()
     return found.num_batches, [replace(layer, residual=layer.residual.largest) for layer in found.layers]
 
 
-def breaking_off(model, error):
-    """Let the second block fail after it has attended."""
+def fail_in_second_block(model, error):
+    """Raise an error after the second block has attended."""
 
     def fail(*_):
         raise error
@@ -357,12 +292,12 @@ def breaking_off(model, error):
 
 
 @pytest.mark.parametrize("gradients", [torch.enable_grad, torch.inference_mode], ids=["gradients", "inference"])
-def test_a_batch_that_breaks_off_is_not_counted(gradients):
+def test_a_batch_that_raises_is_not_counted(gradients):
     model = language_model()
     with gradients(), observe(model, heat=True) as watcher:
         model(TOKENS)
         expected = sums_of(watcher)
-        hook = breaking_off(model, ArithmeticError("on purpose"))
+        hook = fail_in_second_block(model, ArithmeticError("on purpose"))
         with pytest.raises(ArithmeticError):
             model(2 * TOKENS % 40)
         assert sums_of(watcher) == expected
@@ -373,14 +308,19 @@ def test_a_batch_that_breaks_off_is_not_counted(gradients):
     assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {48}
 
 
-def test_an_interrupted_batch_is_not_counted():
+def test_an_interrupted_batch_is_not_counted_and_nothing_is_left_behind():
     model = language_model()
     with pytest.raises(KeyboardInterrupt), observe(model) as watcher:  # noqa: PT012
         model(TOKENS)
         expected = sums_of(watcher)
-        breaking_off(model, KeyboardInterrupt())
+        hook = fail_in_second_block(model, KeyboardInterrupt())
         model(TOKENS)
+    hook.remove()
     assert sums_of(watcher) == expected
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with observe(model):
+        pass
 
 
 def test_calls_of_other_threads_are_not_counted():
@@ -419,17 +359,16 @@ def test_the_residual_stream_may_be_left_out():
     ("model", "options", "error"),
     [
         (Attention(), {"keys": 0}, rejects("keys")),
-        (Attention(), {"keys": True}, pytest.raises(TypeError, match=r"^keys")),
-        (Attention(), {"keys": "sink"}, pytest.raises(TypeError, match=r"^keys")),
+        (Attention(), {"keys": True}, pytest.raises(TypeError)),
+        (Attention(), {"keys": "sink"}, pytest.raises(TypeError)),
         (Attention(), {"keys": (0, -1)}, rejects("keys")),
         (Attention(), {"keys": (3, 3)}, rejects("keys")),
         (Attention(), {"keys": torch.tensor([0])}, rejects("keys", hint="tuple")),
         (Attention(), {"padding": torch.ones(2, 7)}, rejects("padding", hint="attention_mask.bool()")),
         (Attention(), {"padding": [True]}, rejects("padding")),
-        (Attention(), {"crossing": "attn"}, pytest.raises(TypeError, match=r"^crossing")),
-        (Attention(), {"crossing": None}, pytest.raises(TypeError, match=r"^crossing")),
+        (Attention(), {"crossing": "attn"}, pytest.raises(TypeError)),
         (Attention(), {"crossing": ("nowhere",)}, rejects("crossing", hint="named_modules")),
-        (F.softmax, {}, pytest.raises(TypeError, match=r"model must be an nn\.Module; got function")),
+        (F.softmax, {}, pytest.raises(TypeError)),
         (Attention(), {"heat": "no"}, rejects("heat")),
         (Attention(), {"residual": "no"}, rejects("residual")),
     ],
@@ -439,20 +378,19 @@ def test_invalid_options_are_named(model, options, error):
         pass
 
 
-@pytest.mark.parametrize(("first", "second"), [("", ""), ("", "attention"), ("attention", "")])
-def test_a_model_is_watched_once_at_a_time(first, second):
-    model = Breaks().attention if first == second else Breaks()
-    again = pytest.raises(RuntimeError, match="model, or a part of it, is being observed already")
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("", "0"), ("0", "")])
+def test_a_model_cannot_be_observed_twice_at_once(first, second):
+    model = nn.Sequential(Attention())
+    again = pytest.raises(RuntimeError, match="is being observed already")
     with observe(model.get_submodule(first)), again, observe(model.get_submodule(second)):
         pass
-    model = Attention()
-    with observe(model) as watcher:
-        model(*qkv())
+    with observe(model[0]) as watcher:
+        model[0](*qkv())
     assert watcher.observation().num_batches == 1
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (2, 8), (2, 6)])
-def test_padding_of_another_batch_is_refused(shape):
+def test_padding_of_another_batch_is_rejected(shape):
     model = Attention()
     with (
         rejects("padding", hint="of this batch"),
@@ -461,7 +399,7 @@ def test_padding_of_another_batch_is_refused(shape):
         model(*qkv())
 
 
-def test_keys_of_another_batch_are_refused():
+def test_keys_of_another_batch_are_rejected():
     model = Attention()
     with (
         rejects("keys", hint="for all rows"),
@@ -470,7 +408,7 @@ def test_keys_of_another_batch_are_refused():
         model(*qkv())
 
 
-def test_nothing_seen_is_an_error_with_a_remedy():
+def test_an_observation_without_attention_is_an_error():
     with observe(language_model()) as watcher:
         pass
     with pytest.raises(RuntimeError, match=r"TransformerLM made no attention call .*Call it inside"):

@@ -384,15 +384,8 @@ def _holds_byte_pairs(folder: Path) -> bool:
 
 
 def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:
-    """Raise InputError if a model was loaded without gates although its folder declares some."""
-    if any("attn_gate" in name.split(".") for name in unread):
-        expected = "a folder of a class that loads its gate weights"
-        hint = (
-            "Save the gates with tidegate.torch.retrofit.save_gates and pass that folder as gates; or load the model "
-            "with load_pretrained of tidegate.torch.retrofit and save it with its save_pretrained."
-        )
-        raise InputError("model", expected=expected, got=folder, hint=hint)
-    if declares_gates(folder):
+    """Raise InputError if a model was loaded without gates although its folder declares or contains some."""
+    if any("attn_gate" in name.split(".") for name in unread) or declares_gates(folder):
         expected = "a folder with gates.json, since its model was saved with gates"
         hint = (
             "Save it again with save_pretrained of tidegate.torch.retrofit, or pass a folder of save_gates as gates. "

@@ -168,7 +168,7 @@ def continuations(
     windows = [
         (number, inputs, targets)
         for number, (context, continuation) in enumerate(requests)
-        for inputs, targets in prediction_windows(context, continuation, length)
+        for inputs, targets in _prediction_windows(context, continuation, length)
     ]
     # Windows of similar length need little padding.
     windows.sort(key=lambda window: len(window[1]))
@@ -185,7 +185,7 @@ def continuations(
     return [Continuation(total, likeliest) for total, likeliest in zip(totals, greedy, strict=True)]
 
 
-def prediction_windows(
+def _prediction_windows(
     context: list[int], continuation: list[int], length: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the inputs, at most `length`, and the targets of each block, which belong to its last inputs."""
