@@ -21,7 +21,16 @@ def test_a_quaint_phrase_is_flagged(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["recommended", "There is no file.", "where there is no number", "a renewed test", "almost at work", "the baseline goes up", "amendment"]
+    "text",
+    [
+        "recommended",
+        "There is no file.",
+        "where there is no number",
+        "a renewed test",
+        "almost at work",
+        "the baseline goes up",
+        "amendment",
+    ],
 )
 def test_other_sentences_pass(text):
     assert flagged(text) == []
