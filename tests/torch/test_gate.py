@@ -58,7 +58,7 @@ def test_a_gate_is_that_of_the_tensors(gate):
     else:
         target = sample(2, 5, gating.num_heads, 6, seed=5)
         expected = apply_gate(gating.gate, target.transpose(1, 2), sources(reads), parameters).transpose(1, 2)
-    assert_close(gating.apply_to(target, gating.source(reads)), expected)
+    assert_close(gating.combine(target, gating(gating.source(reads))), expected)
 
 
 @pytest.mark.parametrize("gate", SPELLED)

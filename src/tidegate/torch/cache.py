@@ -145,18 +145,6 @@ class KVCache:
         return self._key[:, :, :end], self._value[:, :, :end]
 
 
-def cached_positions(cache: AttentionCache, owner: CacheOwner) -> int:
-    """Return the number of cached positions. Raise TypeError unless it is a cache, InputError if another layer's."""
-    if isinstance(cache, KVCache):
-        cache.claim(owner)
-    try:
-        return cache.length
-    except AttributeError as error:
-        raise TypeError(
-            f"cache must be a KVCache, got {type(cache).__name__}. A layer takes one, a model a list of them as caches."
-        ) from error
-
-
 def require_caches(caches: Sequence[AttentionCache], num_blocks: int) -> None:
     """Raise TypeError for anything but a sequence, InputError unless it has a cache for each block."""
     if not isinstance(caches, Sequence):

@@ -23,39 +23,41 @@ from tidegate.torch.precision import is_under_autocast, widen, without_autocast
 
 @dataclass(kw_only=True, slots=True)
 class GateReads:
-    """All that a gate may read, raw: before other gates, norms and rotation. None is what no gate reads."""
+    """The inputs of gates, raw: before other gates, norms and rotation. None is an input that no gate reads."""
 
     input: Tensor
     """(B, T, M): the layer's input."""
     context: Tensor | None = None
-    """(B, S, M): what is attended to; None is the input itself, as in self-attention."""
+    """(B, S, M): the source of keys and values; None is the input itself, as in self-attention."""
     query: Tensor | None = None
     """(B, T, H, D)"""
     value: Tensor | None = None
     """(B, S, G, D)"""
     output: Tensor | None = None
-    """(B, T, H, D): the attention output, once it is there, a sink in its softmax included."""
+    """(B, T, H, D): the attention output, with a sink in the softmax."""
     partition: Tensor | None = None
-    """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
+    """(B, T, H): the logarithm of the partition function of the keys."""
+    traced: dict[str, Tensor] | None = None
+    """Receives the values of each gate, by path, for a trace."""
 
 
 class ChannelShare(Protocol):
-    """What one of several processes does for a gate that they share, see `tidegate.torch.parallel`."""
+    """The part of one of several processes in a gate, see `tidegate.torch.parallel`."""
 
     def own_part(self, source: Tensor) -> Tensor:
-        """The channels of what is read that this process has."""
+        """Return the channels of a gate's input that this process has."""
         ...
 
     def add_up(self, logits: Tensor) -> Tensor:
-        """The sum of what the processes have made of their channels."""
+        """Return the sum of the logits of all processes."""
         ...
 
 
 class AttentionGate(nn.Module):
     """One gate of an attention layer, `activation(reads W + b)`; the logits are float32 or better.
 
-    Its parameters are `weight`, (matrices, R, D), or `weight_down` and `weight_up` for a rank, and `bias`. One that
-    reads the partition function has no matrix: it is a sink, which the layer hands to the kernel as `sink_logits`.
+    Its parameters are `weight`, (matrices, R, D), or `weight_down` and `weight_up` for a rank, and `bias`. A gate that
+    reads the partition function has no matrix: it is a sink, which the layer passes to the kernel as `sink_logits`.
     """
 
     def __init__(
@@ -71,18 +73,19 @@ class AttentionGate(nn.Module):
         self.shape = shape
         self.num_heads = gate.num_heads_at_site(shape)
         self.num_matrices = gate.num_matrices(shape)
-        self._matrix_names = _matrix_names(gate)
         self.share: ChannelShare | None = None
-        """Which of the channels it reads here, where several processes share them out; None reads all."""
-        for name, size in gate.parameter_shapes(**asdict(shape)).items():
+        """The channels that this process reads if several processes share the gate; None reads all."""
+        shapes = gate.parameter_shapes(**asdict(shape))
+        self._matrix_names = tuple(name for name in shapes if name != "bias")
+        for name, size in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew: the matrix from N(0, init_std²), the bias at its starting value.
+        """Initialize the matrix from N(0, init_std²) and the bias with its starting value.
 
-        With a rank r, `weight_down` is drawn from N(0, 1/r), so that the product has deviation init_std and a gate
-        that starts at zero still learns.
+        With a rank r, `weight_down` is drawn from N(0, 1/r), so that the product has standard deviation init_std and a
+        gate with init_std 0 still learns.
         """
         for name, parameter in self.named_parameters():
             match name:
@@ -94,7 +97,7 @@ class AttentionGate(nn.Module):
                     nn.init.normal_(parameter, std=self.gate.init_std)
 
     def source(self, reads: GateReads) -> Tensor:
-        """Return what the gate reads: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
+        """Return the gate's input: (B, T, R), the same for all heads, or by matrix as `_product` takes it."""
         source = reads.context if self.gate.on_source and reads.context is not None else reads.input
         if self.gate.is_input_independent:
             return source[..., :0]
@@ -103,7 +106,7 @@ class AttentionGate(nn.Module):
                 pass
             case "query":
                 assert reads.query is not None
-                # The heads of a group stand side by side, so that a group's queries are a view.
+                # The heads of a group are adjacent, so that a group's queries are a view.
                 source = self._by_matrix(reads.query)
             case "value":
                 assert reads.value is not None
@@ -116,23 +119,26 @@ class AttentionGate(nn.Module):
                 assert reads.partition is not None
                 source = reads.partition.unsqueeze(-1)
             case "nothing":
-                raise AssertionError("a gate that reads nothing is blind")
+                raise AssertionError("a gate that reads nothing is input-independent")
         if self.gate.placebo == "shuffled":
             source = source.detach().roll(-1, dims=0)
         source = source if self.gate.width is None else source[..., : self.gate.width]
         return source if self.share is None else self.share.own_part(source)
 
     def forward(self, source: Tensor) -> Tensor:
-        """The gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
+        """Return the gate's values (B, T, H, D), D = 1 for the grain `head`; at the dense site (B, T, M)."""
         values = activate(self.gate.activation, self.logits(source))
         return values.squeeze(-2) if self.gate.site == "dense" else values
 
     def logits(self, source: Tensor) -> Tensor:
-        """(B, T, H, D), in float32 or better whatever the layer's dtype, under autocast too."""
+        """Return the logits (B, T, H, D) in float32 or better for every dtype, also under autocast."""
         if is_under_autocast(source):
             with without_autocast(source):
                 return self.logits(source)
-        logits = self._blank_logits(source) if self.gate.is_input_independent else widen(source)
+        logits = widen(source)
+        if self.gate.is_input_independent:
+            size = (*source.shape[:2], self.num_matrices, self.gate.gated_width(self.shape))
+            logits = widen(source.new_zeros(())).expand(size)
         for name in self._matrix_names:
             logits = _product(logits, widen(self._parameter(name)))
             if self.share is not None and name == self._matrix_names[0]:
@@ -146,12 +152,8 @@ class AttentionGate(nn.Module):
             return logits.flatten(2, 3)
         return logits if self.num_matrices == self.num_heads else repeat_heads(logits, self.num_heads)
 
-    def apply_to(self, target: Tensor, source: Tensor) -> Tensor:
-        """Return the target (B, T, H, D), or (B, T, M) at the dense site, under this gate; of the target's dtype."""
-        return self.combine(target, self(source))
-
     def combine(self, target: Tensor, values: Tensor) -> Tensor:
-        """Return the target under the gate's values; of the target's dtype."""
+        """Apply the gate's values to the target, (B, T, H, D) or at the dense site (B, T, M), and keep its dtype."""
         match self.gate.op:
             case "replace":
                 gated = values
@@ -162,32 +164,27 @@ class AttentionGate(nn.Module):
         return gated if gated.dtype == target.dtype else gated.to(target.dtype)
 
     def sink_logits(self) -> Tensor:
-        """(H,): the logit of each head's sink, the negative bias of a gate that reads the partition function."""
+        """Return the logit (H,) of each head's sink, the negative bias of a gate that reads the partition function."""
         if self.gate.bias is None:
             return torch.zeros(self.num_heads)
         return -self._parameter("bias").squeeze(-1)
 
     def matrices(self) -> list[Tensor]:
-        """What the reads pass through, one after the other: `weight`, or `weight_down` and `weight_up`."""
+        """Return the matrices in the order of the products: `weight`, or `weight_down` and `weight_up`."""
         return [self._parameter(name) for name in self._matrix_names]
 
     @property
     def num_products(self) -> int:
-        """Products of a number read and a number learned at one position; heads that share a matrix each use it."""
+        """Return the multiplications of inputs and weights at one position; heads that share a matrix each use it."""
         times = 1 if self.gate.reads == "input" else self.num_heads // self.gate.num_matrices(self.shape)
         return times * sum(weight.numel() for weight in self.matrices())
 
     def extra_repr(self) -> str:
-        """The gate as it is spelled."""
+        """Return the gate's spelling."""
         return str(self.gate)
 
-    def _blank_logits(self, source: Tensor) -> Tensor:
-        """(B, T, matrices, D) of zeros, at the positions of the source."""
-        width = self.gate.gated_width(self.shape)
-        return widen(source.new_zeros(())).expand(*source.shape[:2], self.num_matrices, width)
-
     def _by_matrix(self, source: Tensor) -> Tensor:
-        """(B, T, matrices, R), or (B, T, matrices, heads of each, R) where heads share a matrix."""
+        """Return (B, T, matrices, R), or (B, T, matrices, heads of each, R) where heads share a matrix."""
         batch, positions, heads, width = source.shape
         if heads == self.num_matrices:
             return source
@@ -196,7 +193,7 @@ class AttentionGate(nn.Module):
         return source.reshape(batch, positions, self.num_matrices, *sharing, merged)
 
     def _parameter(self, name: str) -> Tensor:
-        # Not `get_parameter`, which refuses the plain tensors of `torch.func.functional_call`.
+        # `get_parameter` would reject the plain tensors of `torch.func.functional_call`.
         return getattr(self, name)
 
 
@@ -216,28 +213,28 @@ class AttentionGates(nn.Module):
             self.add_module(gate.path, AttentionGate(gate, shape, device=device, dtype=dtype))
 
     def at(self, path: GatePath) -> AttentionGate | None:
-        """The gate at a site, or the sink at `partition`, if there is one."""
+        """Return the gate at a site, or the sink at `partition`, if any."""
         module = self._modules.get(path)
         assert module is None or isinstance(module, AttentionGate)
         return module
 
 
 def gate_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Every parameter that belongs to a gate, found by type and not by name: for an optimiser group of their own."""
+    """Yield every parameter of a gate, found by type and not by name, as for an optimizer group of their own."""
     for module in model.modules():
         if isinstance(module, AttentionGate):
             yield from module.parameters()
 
 
 def activate(activation: Activation, logits: Tensor) -> Tensor:
-    """Return the activation as `tidegate.tensors.activate` defines it, by PyTorch's own kernels."""
+    """Return the activation as `tidegate.tensors.activate` defines it, with PyTorch's own kernels."""
     match activation:
         case "sigmoid":
             return logits.sigmoid()
         case "silu":
             return silu(logits)
         case "softplus":
-            # Past its threshold PyTorch's softplus is the identity; at 50 the two agree to float64's rounding.
+            # Above its threshold PyTorch's softplus is the identity; at 50 the difference is below float64's rounding.
             return F.softplus(logits, threshold=50.0)
         case "tanh1":
             return 1 + logits.tanh()
@@ -252,34 +249,26 @@ def activate(activation: Activation, logits: Tensor) -> Tensor:
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Each head of (B, T, heads, D) repeated in place until there are `num_heads`."""
+    """Repeat each head of (B, T, heads, D) in place, so that there are `num_heads`."""
     heads = x.shape[-2]
     if heads == num_heads:
         return x
     return x.unsqueeze(-2).expand(*x.shape[:-1], num_heads // heads, -1).flatten(-3, -2)
 
 
-def _matrix_names(gate: Gate) -> tuple[str, ...]:
-    if not gate.has_matrix:
-        return ()
-    return ("weight",) if gate.rank is None else ("weight_down", "weight_up")
-
-
 def _product(reads: Tensor, weight: Tensor) -> Tensor:
-    """Reads through (matrices, R, D).
+    """Multiply a gate's input by (matrices, R, D).
 
-    (B, T, R) gives (B, T, matrices, D), and so does (B, T, matrices, R); (B, T, matrices, heads of each, R) gives
+    (B, T, R) and (B, T, matrices, R) give (B, T, matrices, D); (B, T, matrices, heads of each, R) gives
     (B, T, matrices, heads of each, D).
     """
     batch, positions, *heads, width = reads.shape
     matrices, _, gated_width = weight.shape
-    if positions == 1 and not heads:
-        # One position: batch over matrices directly; joining them would cost more than the products.
+    if heads:
+        rows = reads.movedim(2, 0).reshape(matrices, batch * positions * math.prod(heads[1:]), width)
+        return torch.bmm(rows, weight).view(matrices, batch, positions, *heads[1:], gated_width).movedim(0, 2)
+    if positions == 1:
+        # Joining the matrices copies them, which takes longer than the products of one position.
         return torch.bmm(reads.squeeze(1).expand(matrices, -1, -1), weight).transpose(0, 1).unsqueeze(1)
-    if positions == 1 and batch == 1:
-        return torch.bmm(reads.reshape(matrices, -1, width), weight).view(1, 1, matrices, *heads[1:], gated_width)
-    if not heads:
-        flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
-        return flat.view(batch, positions, matrices, gated_width)
-    rows = reads.movedim(2, 0).reshape(matrices, batch * positions * math.prod(heads[1:]), width)
-    return torch.bmm(rows, weight).view(matrices, batch, positions, *heads[1:], gated_width).movedim(0, 2)
+    flat = torch.matmul(reads, weight.transpose(0, 1).flatten(1))
+    return flat.view(batch, positions, matrices, gated_width)

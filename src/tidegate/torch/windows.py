@@ -62,7 +62,7 @@ _BLOCK_SIZES = ((128, 64), (511, 128), (2047, 256))
 _LARGEST_BLOCK = 512
 
 
-def attend_without_mask(
+def attend_blockwise(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     v_BGSD: Tensor,
