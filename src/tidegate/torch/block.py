@@ -1,4 +1,4 @@
-"""Transformer blocks, and a stack of them: what every model is built from.
+"""Transformer blocks, and the stack of them in every model.
 
 Legend: B batch, T positions, M model width, F inner width of the feed-forward layer.
 """
@@ -42,18 +42,18 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x_BTM: Tensor) -> Tensor:
-        """Return (B, T, M), each position by itself."""
+        """Return (B, T, M), computed for each position separately."""
         up_BTF = self.up_proj(x_BTM)
         inner_BTF = F.gelu(up_BTF) if self.gate_proj is None else silu(self.gate_proj(x_BTM)) * up_BTF
         return self.down_proj(inner_BTF)
 
     def flops_per_token(self) -> int:
-        """Return the multiplications and additions of one position's forward pass, the matrix products alone."""
+        """Return the FLOPs of one position's forward pass, in matrix products."""
         return 2 * sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), and of that x + feedforward(norm(x))."""
+    """x + attention(norm(x)), then x + feedforward(norm(x))."""
 
     def __init__(
         self, config: StackConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -82,7 +82,7 @@ class TransformerBlock(nn.Module):
         documents: Tensor | None = None,
         traces: Traces | None = None,
     ) -> Tensor:
-        """Return the stream after this block (B, T, M). The options are those of `GatedAttention.forward`."""
+        """Return the residual stream after this block (B, T, M). The options are those of `GatedAttention.forward`."""
         y_BTM = self.attention(
             self.attention_norm(x_BTM), mask=mask, cache=cache, positions=positions, documents=documents, traces=traces
         )
@@ -93,12 +93,12 @@ class TransformerBlock(nn.Module):
         __call__ = forward
 
     def flops_per_token(self, num_keys: float) -> float:
-        """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
+        """Return the FLOPs of one position's forward pass if it attends to `num_keys` positions."""
         return self.attention.flops_per_token(num_keys) + self.feedforward.flops_per_token()
 
 
 class TransformerStack(nn.Module):
-    """Blocks one after another, and a norm at the end."""
+    """A sequence of blocks and a final norm."""
 
     def __init__(
         self, config: StackConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -121,10 +121,9 @@ class TransformerStack(nn.Module):
         documents: Tensor | None = None,
         traces: Traces | None = None,
     ) -> Tensor:
-        """Pass the embeddings (B, T, M) through all blocks and the norm.
+        """Apply all blocks and the norm to the embeddings (B, T, M).
 
-        The options are those of `GatedAttention.forward`, with a cache for each block; `traces` receives a trace of
-        each block.
+        The options are those of `GatedAttention.forward`, with one cache and one trace for each block.
         """
         if caches is not None:
             require_caches(caches, len(self.blocks))
@@ -142,7 +141,7 @@ class TransformerStack(nn.Module):
     def _rotary_tables(
         self, x_BTM: Tensor, caches: Sequence[AttentionCache] | None, positions: Tensor | None
     ) -> Tensor | RotaryTables | None:
-        """Return the tables for all blocks if they have the same rotary embedding, else the positions as they are."""
+        """Return the tables of all blocks if they have the same rotary embedding, else the positions unchanged."""
         layers = [block.attention for block in cast("Iterable[TransformerBlock]", self.blocks)]
         if any(layer.rotary != layers[0].rotary for layer in layers):
             return positions
@@ -150,7 +149,7 @@ class TransformerStack(nn.Module):
         return layers[0].rotary_tables(x_BTM, positions, start=start)
 
     def flops_per_token(self, num_keys: float) -> float:
-        """Multiplications and additions of one position's forward pass, when it attends to `num_keys` positions."""
+        """Return the FLOPs of one position's forward pass if it attends to `num_keys` positions."""
         return sum(block.flops_per_token(num_keys) for block in cast("Iterable[TransformerBlock]", self.blocks))
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of the positions that have gone by.
+"""Keys and values of previous positions.
 
 Legend: B batch, T new positions, S all positions, G key/value heads, D head width.
 """
@@ -16,7 +16,7 @@ from tidegate._validation import InputError, require_num_caches, require_size
 
 
 class AttentionCache(Protocol):
-    """What `GatedAttention` asks of a cache: `KVCache`, or one layer of a cache of transformers."""
+    """The interface of a cache to `GatedAttention`: `KVCache`, or one layer of a cache of transformers."""
 
     @property
     def length(self) -> int:
@@ -24,25 +24,25 @@ class AttentionCache(Protocol):
         ...
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Append the new positions; returns the keys and values to attend to, (B, G, S, D)."""
+        """Append the new positions, and return the keys and values to attend to, (B, G, S, D)."""
         ...
 
 
 class CacheOwner:
-    """What tells one layer from another without keeping it alive: a layer has one, and a copy of it another."""
+    """The identity of a layer, which does not keep it alive; a copy of a layer has its own."""
 
 
 @final
 class KVCache:
     """The cache of one attention layer: rotated keys and gated values, `G` heads of each.
 
-    Without a `max_length` it grows by concatenation, which gradients pass through. With one, it is allocated at the
-    first update and written in place: faster, and for inference only. Positions see those that have gone by and those
-    that come in the same call, so that a layer that is not causal gives chunks what the whole would not.
+    Without a `max_length` it grows by concatenation, which is differentiable. With one, it is allocated at the first
+    update and written in place: faster, and for inference only. Queries see the cached positions and those of the same
+    call, so that a layer that is not causal gives different results for chunks than for the whole sequence.
 
-    It belongs to the layer that first puts something in, and refuses every other, a copy of that layer included. A deep
-    copy belongs to the same layer, or to that layer's copy where both are copied at once; one that was pickled belongs
-    to the first that uses it.
+    It belongs to the first layer that fills it, and rejects every other layer, including copies of that layer. A deep
+    copy belongs to the same layer, or to the layer's copy if both are copied together; an unpickled cache belongs to
+    the first layer that uses it.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
@@ -55,23 +55,23 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Positions that it holds; `truncate` lowers it."""
+        """Return the number of cached positions."""
         return self._length
 
     @property
     def max_length(self) -> int | None:
-        """Positions that it has room for; None grows."""
+        """Return the maximum number of positions; None grows."""
         return self._max_length
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it holds."""
+        """Return the allocated memory in bytes."""
         return sum(held.numel() * held.element_size() for held in (self._key, self._value) if held is not None)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` positions, so that the next call continues from there; 0 keeps none.
+        """Keep the first `length` positions, so that the next call continues from there.
 
-        The cache stays that of its layer and of its batch, and a preallocated one keeps its memory.
+        The cache still belongs to its layer and its batch, and keeps its memory if it was preallocated.
         """
         if type(length) is not int or not 0 <= length <= self._length:
             raise InputError("length", expected=f"from 0 to {self._length}, the cached positions", got=length)
@@ -80,7 +80,7 @@ class KVCache:
         self._length = length
 
     def claim(self, owner: CacheOwner) -> None:
-        """Raise InputError for every layer but the first that used the cache; a layer calls this before it uses one."""
+        """Raise InputError unless the cache belongs to this layer or to none; layers call this before they use it."""
         if self._owner is not owner:
             if self._owner is not None and self._key is not None:
                 raise InputError(
@@ -91,18 +91,13 @@ class KVCache:
             self._owner = owner
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the new positions; returns the keys and values of all S of them, (B, G, S, D)."""
-        held, new = self._key, key_BGTD
-        if held is not None and (held.shape[:2], held.shape[3:], held.dtype) != (
-            new.shape[:2],
-            new.shape[3:],
-            new.dtype,
+        """Append the new positions, and return the keys and values of all S positions, (B, G, S, D)."""
+        cached, new = self._key, key_BGTD
+        if cached is not None and (
+            cached.shape[:2] != new.shape[:2] or cached.shape[3:] != new.shape[3:] or cached.dtype != new.dtype
         ):
-            raise InputError(
-                "cache",
-                expected=f"for {_kind(new)}",
-                hint=f"It holds {_kind(held)}. Each layer and each batch needs its own.",
-            )
+            hint = f"It holds {_kind(cached)}. Each layer and each batch needs its own."
+            raise InputError("cache", expected=f"for {_kind(new)}", hint=hint)
         if self._max_length is None:
             if self._key is not None and self._value is not None:
                 key_BGTD = torch.cat((self._key, key_BGTD), dim=2)
@@ -112,11 +107,11 @@ class KVCache:
         return self._write(key_BGTD, value_BGTD, self._max_length)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the layer that it belongs to, which is another object where it is unpickled."""
+        """Leave out the owner, which is a different object after unpickling."""
         return vars(self) | {"_owner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
-        """Copy what it holds, and keep the layer that it belongs to."""
+        """Copy keys and values, and keep the owner."""
         twin = KVCache(self._max_length)
         memo[id(self)] = twin
         twin._length = self._length

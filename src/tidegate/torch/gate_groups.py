@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -46,13 +45,10 @@ def gate_optimizer_groups(
     gates = [gate for gate in gate_parameters(model) if gate.requires_grad]
     known = set(gate_parameters(model))
     rest = [weight for weight in model.parameters() if weight.requires_grad and weight not in known]
-    groups = [
-        _group(gates, lr=10 * lr if gate_lr is None else gate_lr, weight_decay=0.0),
-        _group((weight for weight in rest if weight.ndim > 1), lr=lr, weight_decay=weight_decay),
-        _group((weight for weight in rest if weight.ndim <= 1), lr=lr, weight_decay=0.0),
+    matrices, vectors = ([weight for weight in rest if (weight.ndim > 1) is many] for many in (True, False))
+    groups: list[dict[str, Any]] = [
+        {"params": gates, "lr": 10 * lr if gate_lr is None else gate_lr, "weight_decay": 0.0},
+        {"params": matrices, "lr": lr, "weight_decay": weight_decay},
+        {"params": vectors, "lr": lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _group(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float) -> dict[str, Any]:
-    return {"params": list(parameters), "lr": lr, "weight_decay": weight_decay}

@@ -1,4 +1,4 @@
-"""The one attention call, and which of PyTorch's kernels serves it and the layers around it.
+"""The attention call, and the choice of PyTorch's kernels for it and for the layers around it.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -20,11 +20,11 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
 def plain_kernel() -> AbstractContextManager[Any]:
-    """Force the plain kernel, which builds the score matrix and has derivatives of every kind and order.
+    """Force the plain kernel, which computes the score matrix and has derivatives of every kind and order.
 
-    The fused CPU kernel has neither forward mode nor a second backward. Inside `torch.func` transforms and forward-mode
-    differentiation the plain kernel is chosen without asking, unless `torch.compile` traces them; that, and a double
-    backward, cannot be foreseen, so ask for it here.
+    The fused CPU kernel has neither forward mode nor a second backward pass. Inside `torch.func` transforms and
+    forward-mode differentiation the plain kernel is chosen automatically. It cannot be in functions that
+    `torch.compile` traces, nor for a double backward: use this context there.
     """
     return sdpa_kernel(SDPBackend.MATH)
 
@@ -39,10 +39,16 @@ def attend(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Softmax attention (B, H, T, D); a row that may see nothing gives 0 with gradient 0.
+    """Return softmax attention (B, H, T, D); a row that may see nothing gives 0 with gradient 0.
 
-    mask   : bool (True = attend) or additive float, broadcasts to (B, H, T, S); not together with causal
-    causal : query i sees keys up to i, with no mask in memory
+    Args:
+        q_BHTD: Queries.
+        k_BGSD: Keys.
+        v_BGSD: Values.
+        mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S); not together with `causal`.
+        causal: Query i sees keys up to i, without a mask in memory.
+        dropout: Of the weights.
+        scale: Of the scores; None is 1/√D.
     """
     with plain_kernel() if inside_transform(q_BHTD, k_BGSD, v_BGSD) else nullcontext():
         o_BHTD = F.scaled_dot_product_attention(
@@ -63,7 +69,7 @@ def attend(
 
 
 def packed_kernel_serves(q_BHTD: Tensor, documents: Tensor | None) -> bool:
-    """Whether the variable-length kernel takes packed documents: on a GPU, in half precision, by boundaries alone."""
+    """Return whether the variable-length kernel supports these documents: boundaries, on a GPU, in half precision."""
     by_boundaries = documents is not None and documents.ndim == 1
     return by_boundaries and q_BHTD.device.type == "cuda" and q_BHTD.dtype in (torch.float16, torch.bfloat16)
 
@@ -78,11 +84,18 @@ def attend_packed(
     window: int | None,
     scale: float,
 ) -> Tensor:
-    """Attention within each document of one packed row, (1, H, T, D), with no mask in memory; GPUs only.
+    """Return attention (1, H, T, D) within each document of one packed row, without a mask in memory; GPUs only.
 
-    boundaries : (documents + 1,), rising from 0 to T
+    Args:
+        q_BHTD: Queries.
+        k_BGTD: Keys.
+        v_BGTD: Values.
+        boundaries: (documents + 1,), rising from 0 to T.
+        causal: As in `AttentionMask`.
+        window: As in `AttentionMask`.
+        scale: Of the scores.
     """
-    # There is no such module in builds without a GPU's kernels.
+    # Builds without GPU kernels do not have this module.
     from torch.nn.attention.varlen import varlen_attn
 
     ends = boundaries.to(torch.int32)
@@ -102,48 +115,45 @@ def attend_packed(
 
 
 def require_no_tracing() -> None:
-    """Refuse to run under `torch.jit.trace`, which keeps the branches that one call takes for all others."""
+    """Raise RuntimeError under `torch.jit.trace`, which would fix the branches of one call for all others."""
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]: it is public, but not in `__all__`
         raise RuntimeError(
-            "torch.jit.trace would fix the length, mask and cache of this one call for all others, and give wrong "
-            "numbers there. Use torch.export.export or torch.compile."
+            "torch.jit.trace would fix the length, mask and cache of this call, so that other calls give wrong "
+            "results. Use torch.export.export or torch.compile."
         )
 
 
 def with_adjacent_channels(x: Tensor) -> Tensor:
-    """The tensor, copied unless its last axis lies side by side: the fused CPU kernel takes it so without asking."""
+    """Return the tensor, copied unless its last axis is contiguous, which the fused CPU kernel assumes unchecked."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def silu(x: Tensor) -> Tensor:
-    """`x sigmoid(x)`; inside a transform by that formula, since PyTorch's kernel has no second forward derivative."""
+    """Return `x sigmoid(x)`; in transforms by that formula: PyTorch's kernel has no second forward derivative."""
     return x * x.sigmoid() if inside_transform(x) else F.silu(x)
 
 
 def is_untracked(*tensors: Tensor) -> bool:
-    """Whether no autograd, transform or compiler tracks these tensors.
-
-    False also for tensors of other kinds than PyTorch's own, which may track it in ways of their own.
-    """
+    """Return whether no autograd, transform or compiler tracks these tensors, and they are not of a subclass."""
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return False
     return is_plain(*tensors) and not inside_transform(*tensors)
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether these are PyTorch's own tensors, and none of another kind that stands for them."""
+    """Return whether these are PyTorch's own tensors, not of a subclass."""
     return all(type(tensor) in _PLAIN_TENSORS for tensor in tensors)
 
 
 def inside_transform(*tensors: Tensor) -> bool:
-    """Whether a `torch.func` transform or forward-mode differentiation is at work."""
+    """Return whether a `torch.func` transform or forward-mode differentiation is active."""
     if torch.compiler.is_compiling():
         return False
     # PyTorch has no public way to ask for an active transform.
     level = torch._C._functorch.maybe_current_level()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     if level is not None:
         return True
-    # Quick to ask, for steps of a single position: outside forward-mode differentiation there are no tangents.
+    # A quick check for decoding: outside forward-mode differentiation there are no tangents.
     if forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]
         return False
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
@@ -151,7 +161,7 @@ def inside_transform(*tensors: Tensor) -> bool:
 
 @cache
 def load_forward_mode() -> None:
-    """Differentiate once in forward mode, ignoring the deprecation warning that PyTorch raises at its first use."""
+    """Differentiate once in forward mode, and ignore the deprecation warning of PyTorch's first use."""
     # The annotations of these transforms are partial.
     jvp: Any = torch.func.jvp
     with warnings.catch_warnings():

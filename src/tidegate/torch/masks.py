@@ -1,4 +1,4 @@
-"""Which keys each query may see, in the cheapest form that the attention kernel takes.
+"""The keys that each query may see, in the cheapest form that the attention kernel supports.
 
 Legend: B batch, T query positions, S attended positions, H query heads.
 """
@@ -15,7 +15,7 @@ from tidegate.torch.precision import require_tensor
 
 
 class AttentionMask(NamedTuple):
-    """Everything that restricts which keys a query may see."""
+    """All restrictions on the keys that a query may see."""
 
     causal: bool
     """No later key."""
@@ -24,16 +24,16 @@ class AttentionMask(NamedTuple):
     mask: Tensor | None = None
     """bool (True = attend) or additive float, broadcasting to (B, H, T, S), as checked by `require_mask`."""
     documents: Tensor | None = None
-    """(B, T) ids, or boundaries of a single row, as checked by `require_documents`; only keys of the same document."""
+    """(B, T) ids, or boundaries of a single row, as checked by `require_documents`: only keys of the same document."""
 
 
 def combine_masks(
     allowed: AttentionMask, *, num_queries: int, num_keys: int, device: torch.device
 ) -> tuple[Tensor | None, bool]:
-    """Return the mask for the kernel, and whether the kernel's own causality does all that is asked; never both.
+    """Return the mask for the kernel, and whether the kernel's own causal mode suffices; never both.
 
-    Queries are the last positions of the keys. Nothing of size (T, S) is built for plain causal attention, for one
-    query, nor where the window reaches over all keys.
+    Queries are the last positions of the keys. No (T, S) tensor is built for plain causal attention, for one query, nor
+    for a window that covers all keys.
     """
     causal, window, mask, documents = allowed
     banded = window is not None and window < num_keys
@@ -73,7 +73,7 @@ def require_documents(documents: Tensor, *, batch: int, num_positions: int) -> N
                 got=tuple(documents.shape),
                 hint="Boundaries describe a single packed row.",
             )
-        # Elsewhere than on the CPU a look at the values would make every step wait for the device.
+        # On other devices, reading the values would make every step wait.
         if torch.compiler.is_compiling() or documents.device.type != "cpu":
             return
         given = documents.tolist()

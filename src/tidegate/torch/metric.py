@@ -1,4 +1,4 @@
-"""A metric per head, which weighs or mixes the channels that queries and keys are compared in.
+"""A metric per head: weights of the channels of queries and keys, or a matrix between them.
 
 Legend: B batch, T positions, H query heads, D head width.
 """
@@ -13,7 +13,7 @@ from tidegate.sizes import HeadShape
 
 
 class HeadMetric(nn.Module):
-    """Queries with their index lowered by a metric: `diagonal` is m ⊙ q, `learned` is (Wᵀ W) q; identity at the start.
+    """A metric for the product of queries and keys: `diagonal` is m ⊙ q, `learned` is (Wᵀ W) q; initially the identity.
 
     `weight` is (H, D), or (H, D, D).
     """
@@ -33,7 +33,7 @@ class HeadMetric(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start at the identity."""
+        """Initialize the metric with the identity."""
         with torch.no_grad():
             if self.kind == "diagonal":
                 self.weight.fill_(1.0)
@@ -41,13 +41,13 @@ class HeadMetric(nn.Module):
                 self.weight.copy_(torch.eye(self.weight.shape[-1], device=self.weight.device).expand_as(self.weight))
 
     def forward(self, q_BTHD: Tensor) -> Tensor:
-        """The queries as the keys are contracted with them, (B, T, H, D)."""
+        """Return the queries times the metric, (B, T, H, D)."""
         if self.kind == "diagonal":
             return q_BTHD * self.weight
-        # One einsum of all three would fix T in a compiled graph, where it looks for the cheapest order by size.
+        # A single einsum would fix T in a compiled graph, because it chooses the order of the products by size.
         factored = torch.einsum("bthk,hmk->bthm", q_BTHD, self.weight)
         return torch.einsum("bthm,hml->bthl", factored, self.weight)
 
     def extra_repr(self) -> str:
-        """Its kind."""
+        """Return the kind."""
         return self.kind

@@ -13,13 +13,13 @@ from tidegate.torch.precision import wide_dtype
 
 @final
 class RotaryTables:
-    """Cosines and sines of all angles at some positions, made once for all layers that share an embedding.
+    """Cosines and sines of all angles at some positions, computed once for all layers that share an embedding.
 
-    A class of its own, so that what casts the tensors in a layer's arguments, as FSDP does, leaves these as they are.
+    A class of its own, so that FSDP, which casts the tensors in a layer's arguments, does not cast these.
 
     Attributes:
-        own: Cosines, by which each channel itself is multiplied: (T, 1, width) or (B, T, 1, width), float32 or better.
-        partner: Sines, for the channel half the width away; negative for the first half of the channels.
+        own: Cosines, the factors of each channel: (T, 1, width) or (B, T, 1, width), float32 or better.
+        partner: Sines, the factors of the channel half the width away; negative for the first half of the channels.
     """
 
     def __init__(self, own: Tensor, partner: Tensor) -> None:
@@ -31,13 +31,13 @@ def rotary_tables(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dt
 
     Args:
         positions: (T,) or (B, T).
-        width: Number of channels to rotate, `rotary.width(head_dim)`; an argument, since a compiled layer must know it
-            beforehand.
+        width: Number of channels to rotate, `rotary.width(head_dim)`; an argument, because a compiled layer needs a
+            constant.
         rotary: The embedding.
         dtype: Of the queries and keys.
     """
     wide = wide_dtype(dtype)
-    # Made on the device, so that no step waits for a copy from the host.
+    # Created on the device, so that no step waits for a copy from the host.
     pairs = torch.arange(width // 2, dtype=wide, device=positions.device)
     frequencies = rotary.base ** (-2 * pairs / width)
     if rotary.ramp is not None:
@@ -56,7 +56,7 @@ def rotate(x_BTHD: Tensor, tables: RotaryTables) -> Tensor:
     rotating = x_BTHD if width == x_BTHD.shape[-1] else x_BTHD[..., :width]
     if rotating.dtype != tables.own.dtype:
         rotating = rotating.to(tables.own.dtype)
-    # Half the width away is the partner, from either side: a roll over contiguous channels, faster than two halves.
+    # The partner is half the width away in both directions: a roll is faster than two halves.
     rotated = torch.addcmul(rotating * tables.own, rotating.roll(width // 2, dims=-1), tables.partner)
     if rotated.dtype != x_BTHD.dtype:
         rotated = rotated.to(x_BTHD.dtype)
