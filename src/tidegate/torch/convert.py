@@ -1,7 +1,7 @@
-"""Checkpoints of other attention layers as state dicts of `GatedAttention`, and back.
+"""Convert checkpoints of other attention layers to state dicts of `GatedAttention`, and back.
 
-Each conversion returns new tensors, and raises InputError if tensors are missing or unexpected, or if their shapes do
-not fit together.
+Each conversion returns new tensors, and raises InputError if tensors are missing or unexpected, or have inconsistent
+shapes.
 
 Legend: M model width, H query heads, G key/value heads, D head width.
 """
@@ -40,7 +40,7 @@ _BESIDE_QUERY: _Layout = {
     "q_norm.weight": ("D",),
     "k_norm.weight": ("D",),
 }
-"""The tensors that stay as they are, except for the norms, when query and gate are fused or split."""
+"""The tensors that do not change, except for the norms, when query and gate are fused or split."""
 _BESIDE_QUERY_BIASES: _Layout = {"k_proj.bias": ("GD",), "v_proj.bias": ("GD",), "o_proj.bias": ("M",)}
 
 _FUSED: _Layout = {**_BESIDE_QUERY, "q_proj.weight": ("2HD", "M")}
@@ -64,18 +64,18 @@ _STACKED_BIASES: _Layout = {"qkv.bias": ("3HD",), "out.bias": ("M",)}
 
 
 def from_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the attention of the Qwen3-Next family as a `g1` layer with query/key norm.
+    """Convert the attention of the Qwen3-Next family to a `g1` layer with query/key norm.
 
-    There `q_proj` gives each head's query and then its gate, and the norms scale by 1 + weight. The layer to load into
-    has `gate="g1"`, `qk_norm=True` and the checkpoint's partial rotary; with biases, `bias=True` and
-    `gate="output:input:b0"`. Its norms have the epsilon 1e-6, the family's default.
+    In that family `q_proj` returns each head's query and then its gate, and the norms scale by 1 + weight. Load the
+    result into a layer with `gate="g1"`, `qk_norm=True` and the checkpoint's partial rotary embedding; with biases,
+    `bias=True` and `gate="output:input:b0"`. Its norms have the epsilon 1e-6, the family's default.
 
     Args:
         state: `q_proj.weight` (2HD, M), `k_proj.weight` and `v_proj.weight` (GD, M), `o_proj.weight` (M, HD),
             `q_norm.weight` and `k_norm.weight` (D,); a bias for each of the four projections, or for none.
 
     Returns:
-        Norms in float32 or better, since half precision would round 1 + weight to a few bits.
+        The state dict; norms in float32 or better, since half precision would round 1 + weight to a few bits.
     """
     shape = _require_layout(state, _FUSED, _FUSED_BIASES)
     own = {name: tensor for name, tensor in state.items() if not name.startswith("q_proj.")}
@@ -90,16 +90,16 @@ def from_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a `g1` layer with query/key norm as the attention of the Qwen3-Next family.
+    """Convert a `g1` layer with query/key norm to the attention of the Qwen3-Next family.
 
-    It is the inverse of `from_fused_query_gate`, bit by bit except for the norms: 1 + weight rounds a weight near 0. A
-    state dict does not hold its gate's activation, which must be the sigmoid.
+    It is the exact inverse of `from_fused_query_gate`, except for the norms: 1 + weight rounds a weight near 0. The
+    gate's activation, which is not in a state dict, must be the sigmoid.
 
     Args:
         state: Of `GatedAttention(..., gate="g1", qk_norm=True)`, or with biases `gate="output:input:b0", bias=True`.
 
     Returns:
-        Norms in the dtype of `q_proj.weight`.
+        The state dict; norms in the dtype of `q_proj.weight`.
     """
     shape = _require_layout(state, _OWN, _OWN_BIASES)
     fused = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
@@ -113,15 +113,15 @@ def to_fused_query_gate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_stacked_qkv(state: Mapping[str, Tensor], *, gate: Literal["bma", "bma-query"] = "bma") -> dict[str, Tensor]:
-    """Return a checkpoint of bilinearly modulated attention with one projection for query, key and value as our layer.
+    """Convert bilinearly modulated attention with one projection for query, key and value.
 
-    The layer to load into has the same `gate`, and `bias=True` if the checkpoint has any bias; a bias that the
-    checkpoint lacks beside another is 0.
+    Load the result into a layer with the same `gate`, and with `bias=True` if the checkpoint has any bias; missing
+    biases are then 0.
 
     Args:
-        state: `qkv.weight` (3HD, M), queries over keys over values; `out.weight` (M, HD); `W_g` (H, D, D), which the
-            query enters from the left; optionally `qkv.bias` (3HD,) and `out.bias` (M,).
-        gate: The reading of the gate that the checkpoint was trained with.
+        state: `qkv.weight` (3HD, M), the rows of queries, then keys, then values; `out.weight` (M, HD); `W_g`
+            (H, D, D), multiplied by the query from the left; optionally `qkv.bias` (3HD,) and `out.bias` (M,).
+        gate: The kind of gate that the checkpoint was trained with.
     """
     require_choice("gate", gate, ("bma", "bma-query"))
     biases = {name: axes for name, axes in _STACKED_BIASES.items() if name in state}
@@ -151,14 +151,14 @@ class _SinkConfig(Protocol):
 
 
 def gpt_oss_layer(config: _SinkConfig, layer: int) -> AttentionConfig:
-    """Return the options of our layer that computes the attention of a GPT-OSS model's layer.
+    """Return the options of the `GatedAttention` that computes a layer of a GPT-OSS model.
 
-    Its rotary scaling, YaRN, is kept, with the factor of the scores as the layer's temperature.
-    `GatedAttention.from_config` builds the layer, and `from_gpt_oss` returns its weights.
+    They include YaRN scaling, whose factor of the scores becomes the temperature. Build the layer with
+    `GatedAttention.from_config`, and convert its weights with `from_gpt_oss`.
 
     Args:
-        config: Of transformers.
-        layer: The index of the layer, from 0: every other one has a window.
+        config: The configuration from transformers.
+        layer: The index of the layer, from 0: every other layer has a window.
 
     Raises:
         InputError: The rotary embedding has another scaling.
@@ -180,13 +180,13 @@ def gpt_oss_layer(config: _SinkConfig, layer: int) -> AttentionConfig:
 
 
 def _gpt_oss_rotary(options: Mapping[str, Any], head_dim: int) -> tuple[Rotary, float]:
-    """Return the rotary embedding and the temperature that goes with it."""
+    """Return the rotary embedding and its temperature."""
     base, kind = options["rope_theta"], options.get("rope_type", "default")
     if kind == "default":
         return Rotary(base=base), 1.0
     if kind != "yarn" or options.get("mscale") or options.get("factor") is None:
         expected = "those of a plain rotary embedding or of YaRN with a factor"
-        raise InputError("rope_parameters", expected=expected, got=dict(options), hint="Other scalings are not read.")
+        raise InputError("rope_parameters", expected=expected, got=dict(options))
     factor = options["factor"]
     amplitude = options.get("attention_factor") or (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
     rope = Rotary.yarn(
@@ -202,13 +202,13 @@ def _gpt_oss_rotary(options: Mapping[str, Any], head_dim: int) -> tuple[Rotary, 
 
 
 def from_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the attention of the GPT-OSS family as a `sink` layer, which `gpt_oss_layer` describes.
+    """Convert the attention of the GPT-OSS family to a `sink` layer; `gpt_oss_layer` returns its options.
 
-    There each head has a logit in the softmax's denominator, `sinks`; here that is the negative bias of a gate that
-    reads the partition function.
+    In that family each head has a logit in the softmax's denominator, `sinks`; here it is the negative bias of a gate
+    that reads the partition function.
 
     Args:
-        state: `q_proj`, `k_proj`, `v_proj`, `o_proj` with a `weight` each and a `bias` for all or none; `sinks` (H,).
+        state: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each with a `weight`, all or none with a `bias`; `sinks` (H,).
     """
     _require_layout(state, _SINKS, _SINK_BIASES)
     own = {name: tensor for name, tensor in state.items() if name != "sinks"}
@@ -216,10 +216,10 @@ def from_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_gpt_oss(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a `sink` layer as the attention of the GPT-OSS family: the inverse of `from_gpt_oss`, bit by bit.
+    """Convert a `sink` layer to the attention of the GPT-OSS family, the exact inverse of `from_gpt_oss`.
 
     Args:
-        state: Of `GatedAttention(..., gate="sink")` without norms and metric.
+        state: Of `GatedAttention(..., gate="sink")`, without norms and metric.
     """
     _require_layout(state, _OWN_SINKS, _SINK_BIASES)
     peer = {name: tensor for name, tensor in state.items() if not name.startswith("attn_gate.")}
@@ -233,7 +233,7 @@ def _split_heads(fused: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor]:
 
 
 def _join_heads(query: Tensor, gate: Tensor, shape: HeadShape) -> Tensor:
-    """Join queries (HD, ...) and gates (H, D, ...) to (2HD, ...), in turns by head."""
+    """Join queries (HD, ...) and gates (H, D, ...) to (2HD, ...), interleaved by head."""
     by_head = query.unflatten(0, (shape.num_heads, shape.head_dim))
     return torch.stack((by_head, gate), dim=1).flatten(0, 2)
 
@@ -244,15 +244,14 @@ def _bias(state: Mapping[str, Tensor], projection: str) -> Tensor:
 
 
 def _copy_contiguous(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the same numbers in contiguous memory of their own, as files of weights need."""
+    """Copy tensors to contiguous memory, which files of weights require."""
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
 
 def _require_layout(state: Mapping[str, Tensor], weights: _Layout, biases: _Layout) -> HeadShape:
     """Return the sizes of the layer.
 
-    Raise InputError unless the state has the names and shapes of the weights, of the biases if it has any of these, and
-    nothing else.
+    Raise InputError unless the state has exactly the names and shapes of the weights, and of the biases if it has any.
     """
     layout = weights | biases if biases.keys() & state.keys() else weights
     missing, unexpected = sorted(layout.keys() - state.keys()), sorted(state.keys() - layout.keys())
@@ -262,7 +261,7 @@ def _require_layout(state: Mapping[str, Tensor], weights: _Layout, biases: _Layo
             "Give one layer's tensors, without a prefix."
         )
         raise InputError("state", expected=f"{', '.join(sorted(layout))} and nothing else", hint=hint)
-    # The first tensor with such an axis gives its size. A tensor may have too few axes, or too many: it is named below.
+    # The first tensor with an axis determines its size. Tensors with too few or too many axes are reported below.
     given: dict[str, tuple[int, str]] = {}
     for name, axes in layout.items():
         for axis, extent in zip(axes, state[name].shape, strict=False):

@@ -31,7 +31,7 @@ from tidegate.torch.precision import require_tensor
 
 
 class TransformerLM(nn.Module):
-    """Tokens in, for each position the logits of the next token out."""
+    """A decoder language model: it maps tokens to the logits of each position's next token."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TransformerLM(nn.Module):
             nn.Embedding(config.max_length, width, device=device, dtype=dtype) if learned else None
         )
         self.stack = TransformerStack(config, device=device, dtype=dtype)
-        # A tied head is no module: two names of one parameter would part when a model leaves the meta device.
+        # A tied head is not a module: one parameter with two names would become two on the way off the meta device.
         self.head = (
             None
             if config.tie_embeddings
@@ -57,7 +57,7 @@ class TransformerLM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
+        """Initialize all weights; with a seed, variants share the weights that they have in common."""
         initialize(self, init=self.config.init, seed=seed)
 
     def forward(
@@ -74,13 +74,13 @@ class TransformerLM(nn.Module):
         """Return the logits (B, T, V).
 
         Args:
-            tokens: (B, T) integers from 0, below the vocabulary's size; on the CPU others are rejected.
-            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality.
-            caches: One for each block, as `new_caches` gives them; the tokens continue their positions.
-            positions: (T,) or (B, T); None counts on from the caches, learned ones from 0 in each document.
-            documents: (B, T) ids of packed documents, each a run of positions, or `cu_seqlens` boundaries of a single
-                packed row. No document sees another.
-            num_logits: Give the logits of that many last positions alone; None gives all.
+            tokens: (B, T) integers in the vocabulary; other values are rejected on the CPU only.
+            mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S), in addition to causality.
+            caches: One for each block, from `new_caches`; the tokens continue their positions.
+            positions: (T,) or (B, T); None continues from the caches, learned positions start at 0 in each document.
+            documents: (B, T) ids of packed documents, each contiguous, or `cu_seqlens` boundaries of a single packed
+                row. No document sees another.
+            num_logits: Return the logits of this number of last positions; None returns all.
             traces: Receives a trace of each block; see `trace`.
         """
         require_size("num_logits", num_logits, optional=True)
@@ -131,24 +131,26 @@ class TransformerLM(nn.Module):
     generate = generate.generate
 
     def new_caches(self, max_length: int | None = None) -> list[KVCache]:
-        """An empty cache for each block; see `KVCache` for `max_length`."""
+        """Return an empty cache for each block; see `KVCache` for `max_length`."""
         return [KVCache(max_length) for _ in self.stack.blocks]
 
     def num_parameters(self, *, embeddings: bool = True) -> int:
-        """How many numbers the model learns; without the embeddings of tokens and positions if not `embeddings`.
+        """Return the number of parameters, with or without the embeddings of tokens and positions.
 
-        A head that is not tied counts either way.
+        A head that is not tied always counts.
         """
         tables = () if embeddings else (self.embedding, self.position_embedding)
         left_out = sum(table.weight.numel() for table in tables if table is not None)
         return sum(parameter.numel() for parameter in self.parameters()) - left_out
 
     def flops_per_token(self, num_keys: float | None = None) -> float:
-        """Multiplications and additions of one token's forward pass, in matrix products and attention.
+        """Return the FLOPs of one token's forward pass, in matrix products and attention.
 
-        A training step takes three times as many: the backward pass has two products for each of the forward's.
+        A training step takes three times as many: the backward pass has two products for each product of the forward
+        pass.
 
-        num_keys : positions that a token attends to; None takes the mean over a sequence of `max_length`
+        Args:
+            num_keys: Positions that a token attends to; None is the mean over a sequence of `max_length`.
         """
         if num_keys is None:
             longest = self.config.max_length
@@ -159,7 +161,7 @@ class TransformerLM(nn.Module):
     def _count_positions(
         self, tokens: Tensor, caches: Sequence[AttentionCache] | None, documents: Tensor | None
     ) -> Tensor:
-        """Return positions (T,), or (B, T) counted anew in each document, for the table of learned positions."""
+        """Return learned positions (T,), or (B, T) that start at 0 in each document."""
         if caches is not None:
             require_caches(caches, len(self.stack.blocks))
         start = caches[0].length if caches else 0
@@ -167,21 +169,18 @@ class TransformerLM(nn.Module):
         if documents is None:
             require_learned_positions(start + tokens.shape[1], self.config.max_length)
             return counted
-        # Positions begin anew in each document, so that a row may be longer than the table.
+        # Positions start at 0 in each document, so that a row may be longer than the table.
         begins_BT = F.pad(documents.diff(dim=1) != 0, (1, 0))
         return counted - torch.where(begins_BT, counted, 0).cummax(dim=1).values
 
 
 def look_up(table: nn.Embedding, indices: Tensor, require_known: Callable[[int, int, int], None]) -> Tensor:
-    """Return the table's rows; for an index outside the table raise the error of `require_known`.
-
-    Only on the CPU, where PyTorch checks every index by itself; elsewhere a check would make each step wait for the
-    device.
+    """Return the table's rows; on the CPU, where PyTorch checks the indices, raise a clear error for those outside.
 
     Args:
         table: Of tokens or positions.
         indices: Of rows.
-        require_known: Takes the smallest and the largest index, and the size of the table.
+        require_known: Raises the error for the smallest index, the largest index and the size of the table.
     """
     try:
         return table(indices)

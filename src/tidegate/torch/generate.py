@@ -1,4 +1,4 @@
-"""Sample from a language model, token by token with a cache.
+"""Generate text from a language model, token by token with a cache.
 
 Legend: B batch, T positions of the prompt, N new tokens, V tokens of the vocabulary.
 """
@@ -49,15 +49,15 @@ def generate(
     """Continue the prompts.
 
     Args:
-        model: In evaluation mode if it has dropout.
+        model: The model, in evaluation mode if it has dropout.
         prompt: (B, T) tokens.
-        max_new_tokens: Largest number of tokens to add; fewer only once every row has stopped.
+        max_new_tokens: Maximum number of new tokens; fewer if every row stops earlier.
         temperature: Divides the logits; 0 takes the most likely token.
-        top_k: Draw from this number of most likely tokens.
-        top_p: Draw from the nucleus, the fewest most likely tokens that together have this probability.
-        stop_tokens: A row ends after the first of these that it draws, and is filled with `pad_token`.
-        generator: Draws the tokens; None is PyTorch's global one.
-        prompt_mask: (B, T) bool, False where a shorter prompt is padded on the left; None has no padding.
+        top_k: Sample from this number of most likely tokens.
+        top_p: Sample from the nucleus, the smallest set of most likely tokens with this total probability.
+        stop_tokens: A row stops after the first of these that it samples, and is filled with `pad_token`.
+        generator: The random generator; None is PyTorch's global one.
+        prompt_mask: (B, T) bool, False where a shorter prompt is padded on the left; None is no padding.
         pad_token: Fills the rest of a row that has stopped.
 
     Returns:
@@ -65,8 +65,8 @@ def generate(
 
     Raises:
         InputError: An option is out of range, the model is in training mode with dropout, or the largest logit of a row
-            is nan or infinite, at any temperature. For logits the error comes at once on the CPU; elsewhere it comes at
-            the end, so that no step waits for the device.
+            is nan or infinite, at any temperature. Logits are checked after each step on the CPU, and at the end on
+            other devices, so that no step waits.
         TypeError: `stop_tokens` is a single token.
     """
     require_sampling(temperature, top_k, top_p)
@@ -79,14 +79,15 @@ def generate(
     stops = torch.tensor(stop_tokens, dtype=prompt.dtype, device=prompt.device)
     stopped_B1 = torch.zeros_like(prompt[:, :1], dtype=torch.bool)
     broken_B1 = torch.zeros_like(stopped_B1)
-    visible, positions = (None, None) if prompt_mask is None else _key_positions(prompt_mask, room)
-    tokens, new = prompt, prompt
-    rows = prompt.shape[0]
+    visible = None if prompt_mask is None else F.pad(prompt_mask, (0, room - length), value=True)
+    # Positions count from each row's first token.
+    positions = None if visible is None else (visible.cumsum(dim=1) - 1).clamp(min=0)
+    tokens, new, rows = prompt, prompt, prompt.shape[0]
     reader = pack(model, rows) if pays_to_pack(model, rows=rows, steps=max_new_tokens - 1) else model
     for end in range(length, room + 1):
         mask = None if visible is None else visible[:, None, None, :end]
         new_positions = None if positions is None else positions[:, end - new.shape[1] : end]
-        # Only the tokens outlive this call; they are concatenated outside.
+        # The tokens, which outlive this call, are concatenated outside.
         with torch.inference_mode():
             read = model if end == length else reader
             logits_BV = read(new, caches=caches, mask=mask, positions=new_positions, num_logits=1)[:, 0]
@@ -145,12 +146,12 @@ def _draw(
     logits_BV: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """Draw one token for each row, (B, 1); return the tokens, and where the logits are finite."""
-    # The largest is nan if any is.
+    # The largest logit is nan if any is.
     largest_B1, likeliest_B1 = logits_BV.max(dim=-1, keepdim=True)
     usable_B1 = largest_B1.isfinite()
     if temperature == 0:
         return likeliest_B1, usable_B1
-    # Replace logits that are not finite by any others: nan would end a GPU's process before the error can be raised.
+    # Replace logits that are not finite: sampling from nan would end a GPU process before the error can be raised.
     logits_BV = torch.where(usable_B1, logits_BV, 0.0)
     probabilities = next_token_probabilities(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
     return torch.multinomial(probabilities, 1, generator=generator), usable_B1
@@ -159,12 +160,6 @@ def _draw(
 def _require_usable(broken_B1: Tensor) -> None:
     if not torch.compiler.is_compiling():
         require_finite_logits(broken_B1[:, 0].nonzero()[:, 0].tolist())
-
-
-def _key_positions(prompt_mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Return which keys exist (B, room), and the position of each, counted from its row's first token."""
-    visible = F.pad(prompt_mask, (0, room - prompt_mask.shape[1]), value=True)
-    return visible, (visible.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def _check_request(

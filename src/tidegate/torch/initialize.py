@@ -1,4 +1,4 @@
-"""The values that a model starts from."""
+"""Initialization of models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tidegate.torch.metric import HeadMetric
 
 
 def initialize(model: nn.Module, *, init: Init, seed: int | None = None) -> None:
-    """Start a model of transformer blocks anew.
+    """Initialize a model of transformer blocks.
 
-    Matrices and embeddings start as `tidegate.config.init_std` and `embedding_std` say; biases are 0,
-    and uniform like the matrix beside them with `torch`; gates, norms and metrics start as they say themselves.
+    Matrices and embeddings follow `tidegate.config.init_std` and `embedding_std`; biases are 0, or with `torch` uniform
+    like the module's matrix; gates, norms and metrics use their own `reset_parameters`.
 
-    Without a seed all is drawn from PyTorch's global generators. With one, each module draws from a generator of its
-    own, on the CPU and in float32, that depends on the seed and on the module's name alone: models of any device and
-    dtype that are made with the same seed start with equal values in every module that they have in common, and
-    feed-forward layers of different widths in the channels that they have in common.
+    Without a seed, PyTorch's global generators are used. With a seed, each module has its own generator, on the CPU and
+    in float32, that depends only on the seed and the module's name: models of any device and dtype with the same seed
+    have equal values in every module that they have in common, and in the common channels of feed-forward layers of
+    different widths.
     """
     blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
     writers = {writer for block in blocks for writer in (block.attention.o_proj, block.feedforward.down_proj)}
@@ -37,7 +37,9 @@ def initialize(model: nn.Module, *, init: Init, seed: int | None = None) -> None
             continue
         twin = copy.deepcopy(module).to(device="cpu", dtype=torch.float32)
         with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(_module_seed(seed, name))
+            # The generator takes 32 bits; unlike `hash`, a digest is the same in every process.
+            digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=4).digest()
+            torch.default_generator.manual_seed(int.from_bytes(digest))
             _reset(twin, init, num_layers=len(blocks), writes=writes)
         module.load_state_dict(twin.state_dict())
 
@@ -58,21 +60,16 @@ def _reset(module: nn.Module, init: Init, *, num_layers: int, writes: bool) -> N
         std = embedding_std(init)
     with torch.no_grad():
         weight = module.weight.t() if writes else module.weight
-        weight.copy_(_rows_in_turn(weight, std, uniform=uniform))
+        weight.copy_(_draw_rows(weight, std, uniform=uniform))
         if is_matrix and module.bias is not None:
             module.bias.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std) if uniform else module.bias.zero_()
 
 
-def _rows_in_turn(like: torch.Tensor, std: float, *, uniform: bool) -> torch.Tensor:
-    """Random numbers, of which the first rows do not depend on how many follow."""
+def _draw_rows(like: torch.Tensor, std: float, *, uniform: bool) -> torch.Tensor:
+    """Return random numbers whose first rows do not depend on the number of rows."""
     rows, columns = like.shape
-    # PyTorch draws sixteen at a time, and the last sixteen anew if the number is no multiple.
+    # PyTorch draws sixteen numbers at a time, and redraws the last sixteen unless the size is a multiple.
     padded = 16 * math.ceil(columns / 16)
     drawn = torch.empty(rows, padded, device=like.device, dtype=like.dtype)
     drawn = drawn.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std) if uniform else drawn.normal_(std=std)
     return drawn[:, :columns]
-
-
-def _module_seed(seed: int, name: str) -> int:
-    """A seed for one module, the same in every process; 32 bits are all that PyTorch's generator takes."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=4).digest())

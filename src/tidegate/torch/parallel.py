@@ -1,8 +1,8 @@
 """Tensor parallelism: heads, their gates and the inner channels of feed-forward layers, sharded as DTensors.
 
 Each process computes with its own heads. The input of a layer is the same in all processes, and so is its output: the
-partial results of the processes are summed after the output projection. A gate lies with the heads that it serves; a
-gate at the dense site, where there are no heads, is sharded by the channels that it reads.
+partial results of the processes are summed after the output projection. A gate is sharded with its heads; a gate at the
+dense site, where there are no heads, by the channels that it reads.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from tidegate.torch.block import FeedForward
 from tidegate.torch.gate import AttentionGate
 
 Gradient: TypeAlias = Literal["whole", "summed", "shared"]
-"""The part of a parameter's gradient that a process has: `whole`, all of that of its shard; `summed`, a summand, where
-it uses a copy only for its own heads; `shared`, all of it, where every process adds the same parameter to a sum."""
+"""The part of a parameter's gradient that a process computes: `whole`, the whole gradient of its shard; `summed`, one
+summand, because it uses a copy only for its own heads; `shared`, the whole gradient of a parameter that every process
+adds to a sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The placement of a parameter, and the part of its gradient that a process has."""
+    """The placement of a parameter, and the part of its gradient that a process computes."""
 
     placement: Placement
     gradient: Gradient = "whole"
@@ -83,9 +84,9 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> None:
 
 @contextmanager
 def local_weights(model: nn.Module) -> Generator[None]:
-    """Let the modules of a model that `shard_heads` has sharded compute with their own shards, as plain tensors.
+    """Let a model that `shard_heads` has sharded compute with its local shards, as plain tensors.
 
-    A model that is not sharded is left as it is.
+    Other models are not changed.
     """
     plan, mesh = model.__dict__.get(_PLAN, ({}, None))
     shadowed: list[tuple[nn.Module, str]] = []
@@ -93,7 +94,7 @@ def local_weights(model: nn.Module) -> Generator[None]:
         for name, placed in plan.items():
             path, _, own = name.rpartition(".")
             module = model.get_submodule(path)
-            # Found before the parameter of that name, which stays where it is for optimisers and files.
+            # Python finds it before the parameter of that name, which optimizers and files still use.
             module.__dict__[own] = _own_part(module.get_parameter(own), placed, mesh)
             shadowed.append((module, own))
         yield
@@ -167,7 +168,7 @@ def _feedforward_plan(layer: FeedForward) -> dict[str, Placed]:
 
 
 def _shard_attention(layer: GatedAttention, mesh: DeviceMesh) -> None:
-    """Make a layer compute with the heads of this process, and its output the sum over all."""
+    """Make a layer compute with the heads of this process, and sum its output over all processes."""
 
     def enter(_: nn.Module, given: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         read = {name: options[name] for name in ("x", "context") if options.get(name) is not None}
@@ -201,7 +202,7 @@ def _own_part(weight: Tensor, placed: Placed, mesh: DeviceMesh) -> Tensor:
         case "summed":
             return _copy_to_heads(local, mesh)
         case "shared":
-            # The value is that of a share, so that the shares of all processes sum to it; the gradient is that of all.
+            # The values of all processes sum to the parameter; the gradient is that of the whole parameter.
             return local.detach() / mesh.size() + (local - local.detach())
 
 

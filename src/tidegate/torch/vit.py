@@ -20,7 +20,7 @@ from tidegate.torch.precision import require_dtype
 
 
 class VisionTransformer(nn.Module):
-    """Images in, the logits of their classes out."""
+    """A vision transformer: it maps images to the logits of their classes."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class VisionTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Start anew, as `initialize` says; with a seed, variants share every weight that they have in common."""
+        """Initialize all weights; with a seed, variants share the weights that they have in common."""
         initialize(self, init=self.config.init, seed=seed)
 
     def forward(self, images: Tensor, *, traces: Traces | None = None) -> Tensor:
@@ -74,15 +74,15 @@ class VisionTransformer(nn.Module):
         return self(images, traces=traces), traces
 
     def num_parameters(self, *, embeddings: bool = True) -> int:
-        """How many numbers the model learns; without the embeddings of patches and positions if not `embeddings`."""
+        """Return the number of parameters, with or without the embeddings of patches and positions."""
         parts = () if embeddings else (self.patch_embedding, self.position_embedding)
         left_out = sum(parameter.numel() for part in parts for parameter in part.parameters())
         return sum(parameter.numel() for parameter in self.parameters()) - left_out
 
     def flops_per_token(self) -> float:
-        """Multiplications and additions of an image's forward pass, for each position; training takes three times that.
+        """Return the FLOPs of an image's forward pass divided by its `config.num_tokens` positions.
 
-        An image costs `config.num_tokens` times as many.
+        A training step takes three times as many.
         """
         config = self.config
         per_image = 2 * config.num_patches * self.patch_embedding.weight.numel() + 2 * self.head.weight.numel()

@@ -1,4 +1,4 @@
-"""Models as files: safetensors with the configuration inside. Nothing is ever unpickled."""
+"""Save and load models: safetensors files that include the configuration. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = ("TransformerLM", "VisionTransformer")
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Write parameters, configuration, version and a digest of the whole file into one safetensors file, or nothing.
+    """Write parameters, configuration, version and a digest of the file into one safetensors file, atomically.
 
     Raises:
         TypeError: The model is of another class, such as a wrapper.
@@ -50,21 +50,21 @@ def save_model(model: Model, path: str | Path) -> None:
 def load_model(
     path: str | Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Model:
-    """Read what `save_model` wrote, in training mode like every new module.
+    """Load a model that `save_model` wrote, in training mode like every new module.
 
     Args:
         path: The file.
-        device: Where the parameters go; None is the CPU.
+        device: Of the parameters; None is the CPU.
         dtype: Of the parameters; None keeps that of the file.
 
     Raises:
-        ValueError: The file was changed or damaged, even by a single bit, or its tensors do not fit its configuration.
-            Nothing has been built by then.
+        ValueError: The file was changed or damaged, even by a single bit, or its tensors do not match its
+            configuration. This is checked before any tensor is loaded.
     """
     config = read_model_config(path, kinds=_KINDS, writer="save_model", shapes_of=_shapes)
     try:
         with safe_open(path, framework="pt", device=str(device or "cpu")) as file:
-            # Without the copy a parameter would be a view of the file, and change when the file does.
+            # Without the copy a parameter would be a view of the file and change with it.
             tensors = {name: file.get_tensor(name).to(dtype=dtype, copy=True) for name in sorted(file.keys())}
     except SafetensorError as error:
         raise InputError("path", expected="a safetensors file", got=Path(path), hint=f"{error}.") from error
