@@ -1,9 +1,9 @@
 r"""Attention with a sink: one more state of the softmax, with its own logit $s$ and no value.
 
 With $L = \log Z$ of the keys and $l' = \log(Z + e^s)$ the output is $y = e^{L - l'} o$. The backward pass of the plain
-fused kernel needs only the weights $\exp(S - l')$ and the products of $y$ with its gradient. So, called with $y$ and
-$l'$ in place of its own output and log-sum-exp, it returns the exact gradients of queries, keys and values; the sink's
-is $-\sum_i e^{s - l'_i}\, (dy_i \cdot y_i)$. See `tidegate.tensors.sink` for the mathematics.
+fused kernel needs only the weights $\exp(S - l')$ and the products of $y$ with its gradient. Called with $y$ and $l'$
+instead of its own output and log-sum-exp, it returns the exact gradients of queries, keys and values; the sink's
+gradient is $-\sum_i e^{s - l'_i}\, (dy_i \cdot y_i)$. See `tidegate.tensors.sink` for the mathematics.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -39,24 +39,24 @@ def attend_with_sink(
 ) -> Tensor:
     """Return softmax attention with a sink in each head, (B, H, T, D).
 
-    A row that may see nothing has all its weight on the sink; its output is 0 with gradient 0.
+    In a row that may see nothing the sink has all the weight; the output is 0 with gradient 0.
 
     Args:
         q_BHTD: Queries.
         k_BGSD: Keys.
         v_BGSD: Values.
         sink_H: The logit of each head's sink.
-        mask: As of `attend`, like `causal` and `scale`.
-        causal: See there.
-        dropout: Of the weights on the keys.
-        scale: See `attend`.
+        mask: As in `attend`.
+        causal: As in `attend`.
+        dropout: Of the weights of the keys.
+        scale: Of the scores.
     """
     sink_H = sink_H.to(q_BHTD.device)
     if _fused_kernel_serves(q_BHTD, k_BGSD, v_BGSD, mask, dropout):
         q_BHTD, k_BGSD, v_BGSD = like_autocast(q_BHTD, k_BGSD, v_BGSD)
         bias = None
         if mask is not None:
-            # The kernel takes masks that are added to the scores, with four axes.
+            # The kernel supports additive masks with four axes.
             if mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=q_BHTD.dtype).masked_fill_(~mask, -math.inf)
             bias = mask.to(q_BHTD.dtype)[(None,) * (4 - mask.ndim)]
@@ -72,7 +72,7 @@ def log_partition(
 ) -> Tensor:
     """Return the logarithm of the partition function of the keys (B, H, T), in float32 or better.
 
-    It is computed from the score matrix and has derivatives of every kind and order. A row that may see nothing has
+    It is computed from the score matrix and has derivatives of every kind and order. A row that may see nothing gives
     -inf with gradient 0.
     """
     B, H, T, D = q_BHTD.shape
@@ -86,7 +86,7 @@ def log_partition(
         return scores.logsumexp(dim=-1)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     sees_nothing = ~_sees(mask).any(dim=-1)
-    # The derivative of a log-sum-exp over nothing but -inf would be nan.
+    # If all scores are -inf, the derivative of the log-sum-exp is nan.
     finite = scores.masked_fill(sees_nothing.unsqueeze(-1), 0.0).logsumexp(dim=-1)
     return finite.masked_fill(sees_nothing, -math.inf)
 
@@ -100,19 +100,19 @@ def count_sink_in(output: Tensor, log_partition: Tensor, sink: Tensor) -> tuple[
         sink: Broadcasts to `log_partition`.
     """
     total = torch.logaddexp(log_partition, sink.to(log_partition.dtype))
-    # Not in place: a dispatch mode may hold the kernel's own output.
+    # Not in place: a dispatch mode may have a reference to the kernel's output.
     return output * (log_partition - total).exp_().unsqueeze(-1).to(output.dtype), total
 
 
 def sink_gradient(d_output: Tensor, output: Tensor, total: Tensor, sink: Tensor, *, over: tuple[int, ...]) -> Tensor:
-    """Return the gradient of a sink's logit, summed over some axes, from what `count_sink_in` returned."""
+    """Return the gradient of a sink's logit, summed over some axes, from the results of `count_sink_in`."""
     mass = (sink.to(total.dtype) - total).exp_()
     products = torch.linalg.vecdot(widen(d_output), widen(output))
     return -(mass * products).sum(dim=over).to(sink.dtype)
 
 
 class _FusedSink(torch.autograd.Function):
-    """The plain fused kernel, forward and backward, with the sink between them."""
+    """The fused kernel with a sink in the softmax."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: the base class leaves the arguments open
@@ -164,7 +164,7 @@ class _FusedSink(torch.autograd.Function):
 
 def _fused_kernel_serves(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, dropout: float) -> bool:
     """Return whether a fused kernel that returns its log-sum-exp supports this call."""
-    # `plain_kernel` disables the fused kernels, on the CPU too. A call without queries crashes the CPU's.
+    # `plain_kernel` disables the fused kernels, on the CPU too. A call without queries would crash the CPU kernel.
     if dropout or q_BHTD.numel() == 0 or k_BGSD.numel() == 0 or not _fused_kernels_enabled():
         return False
     if inside_transform(q_BHTD, k_BGSD, v_BGSD) or (mask is not None and mask.requires_grad):

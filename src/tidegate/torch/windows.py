@@ -2,7 +2,7 @@ r"""Attend to windows and packed documents at the cost of the visible keys: call
 
 The runs of keys of one block are joined by their log-partitions $L$: two outputs $o_1, o_2$ become
 $o_1 + \sigma(L_2 - L_1)\, (o_2 - o_1)$. The kernel's backward pass on one run, given the joined output and
-log-partition, returns that run's share of the gradients.
+log-partition, returns that run's part of the gradients.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width, N positions
 of all rows one after the other, C blocks of one shape, I queries of a block, J keys of a run.
@@ -40,25 +40,25 @@ _Options: TypeAlias = tuple[list[int] | None, bool, int | None, float]
 """The arguments of `attend_in_blocks` that are not tensors: boundaries, causality, window and scale."""
 
 _LEAST_QUERIES = 256
-"""Fewer are faster under a mask."""
+"""With fewer queries, a mask is faster."""
 
 _MOST_WORK = 0.8
-"""Blocks that are this fraction of the work under a mask, or more, save nothing."""
+"""Blocks with at least this fraction of the work under a mask save nothing."""
 
 _WORK_OF_CALLS = 2e6
 """Overhead of the calls for all blocks of one shape, in multiplications of queries and keys."""
 
 _TILE = 512
-"""Number of keys that the kernel scores at once, even where causality hides some of them."""
+"""Number of keys that the kernel scores at once, including those that causality hides."""
 
 _LEAST_KEYS = 512
-"""A block with fewer keys is one call with a mask, one with more keys up to three calls."""
+"""A block with fewer keys is one call with a mask, a block with more keys up to three calls."""
 
 _LEAST_FLIP = 64
-"""A left edge of this many keys is worth the copies that reverse it: then it is causal and needs no mask."""
+"""From this number of keys on, a left edge is reversed by copies, so that it is causal and needs no mask."""
 
 _BLOCK_SIZES = ((128, 64), (511, 128), (2047, 256))
-"""The widest window, and the number of queries of its blocks; few hidden keys are scored, yet products are large."""
+"""Upper limits of windows, each with a number of queries per block: few hidden keys, but large products."""
 _LARGEST_BLOCK = 512
 
 
@@ -71,19 +71,19 @@ def attend_blockwise(
     scale: float,
     sink_H: Tensor | None = None,
 ) -> Tensor | None:
-    """Return attention (B, H, T, D) within documents and a window; None where a mask is needed.
+    """Return attention (B, H, T, D) within documents and a window; None if a mask is needed.
 
-    On a GPU documents go to the kernel for variable lengths; everything else needs a mask. On the CPU blocks of queries
-    go to the fused kernel, unless it is disabled or the values of documents cannot be read: inside transforms, while
-    compiling, with the plain kernel requested.
+    On a GPU the kernel for variable lengths handles documents; everything else needs a mask. On the CPU the fused
+    kernel handles blocks of queries, unless it is disabled (`plain_kernel`) or the values of documents cannot be read
+    (in transforms, while compiling).
 
     Args:
         q_BHTD: Queries.
         k_BGSD: Keys.
         v_BGSD: Values.
-        allowed: Without a mask of its own.
+        allowed: The restrictions, without a mask.
         scale: Of the scores.
-        sink_H: The logit of each head's sink, if there are sinks.
+        sink_H: The logit of each head's sink, if any.
     """
     causal, window, _, documents = allowed
     if sink_H is None and packed_kernel_serves(q_BHTD, documents):
@@ -121,11 +121,11 @@ def attend_in_blocks(
         q_BTHD: Queries.
         k_BSGD: Keys.
         v_BSGD: Values.
-        boundaries: First positions of all documents of all rows laid end to end, and their end; None has no documents.
-        causal: Queries are the last positions of the keys, and see no later key.
+        boundaries: First positions of all documents in the concatenated rows, and the end; None is no documents.
+        causal: A query sees no later key; queries are the last positions of the keys.
         window: A query sees keys fewer than this many positions away; None sees all.
         scale: Of the scores.
-        sink_H: The logit of each head's sink, if there are sinks.
+        sink_H: The logit of each head's sink, if any.
     """
     return _AttentionInBlocks.apply(sink_H, q_BTHD, k_BSGD, v_BSGD, boundaries, causal, window, scale)
 
@@ -163,7 +163,7 @@ def _blocks_serve(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, documents: Ten
 
 
 def document_boundaries(documents: Tensor) -> list[int] | None:
-    """Return first positions of all documents of all rows laid end to end, and their end; None for split documents."""
+    """Return first positions of all documents in the concatenated rows, and the end; None for split documents."""
     if documents.ndim == 1:
         return list(dict.fromkeys(documents.tolist()))
     changes = torch.ones_like(documents, dtype=torch.bool)
@@ -209,7 +209,7 @@ def _backward(
     L_NH1 = L_BTH.flatten(0, 1).unsqueeze(-1)
     wide = wide_dtype(q_NHD.dtype)
     dq_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
-    # Keys are in several blocks: the shares of half precision are summed in float32.
+    # Keys are in several blocks: half-precision parts are summed in float32.
     dk_NGD, dv_NGD = (torch.zeros(k_NGD.shape, dtype=wide) for _ in range(2))
     for blocks in _plan(q_BTHD, k_BSGD, boundaries, causal, window):
         query, output, d_output = (_take(x, blocks.queries, blocks.num_queries) for x in (q_NHD, o_NHD, do_NHD))
@@ -217,8 +217,8 @@ def _backward(
         dq: Tensor | None = None
         for call in _calls(blocks, q_BTHD.dtype):
             key, value = (_take(x, call.starts, call.num_keys) for x in (k_NGD, v_NGD))
-            share, dk, dv = call.backward(d_output, query, key, value, output, log_partition, scale=scale)
-            dq = share if dq is None else dq.to(wide).add_(share)
+            part, dk, dv = call.backward(d_output, query, key, value, output, log_partition, scale=scale)
+            dq = part if dq is None else dq.to(wide).add_(part)
             _add(dk_NGD, call.starts, dk)
             _add(dv_NGD, call.starts, dv)
         assert dq is not None
@@ -230,8 +230,8 @@ def _backward(
     )
 
 
-# Operators, so that dispatch modes of PyTorch see one attention call and not its pieces. PyTorch's decorator for them
-# would load the compiler at the first call, which takes seconds.
+# Operators, so that PyTorch's dispatch modes see one attention call. PyTorch's decorator for operators would load the
+# compiler at the first call, which takes seconds.
 _INPUTS = "Tensor q_BTHD, Tensor k_BSGD, Tensor v_BSGD"
 _OPTIONS = "int[]? boundaries, bool causal, int? window, float scale"
 _library = torch.library.Library("tidegate", "DEF")
@@ -243,7 +243,7 @@ _library.define(
 _library.impl("attend_in_blocks", _forward, "CPU")
 _library.impl("attend_in_blocks_backward", _backward, "CPU")
 ATTEND_IN_BLOCKS: Any = torch.ops.tidegate.attend_in_blocks.default
-"""The operator, as a dispatch mode sees it."""
+"""The operator that dispatch modes see."""
 _backward_operator: Any = torch.ops.tidegate.attend_in_blocks_backward.default
 
 
@@ -263,14 +263,14 @@ class _AttentionInBlocks(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         sink_H, *saved = ctx.saved_tensors
         do_BTHD, (o_BTHD, L_BTH) = grad_outputs[0], saved[3:]
-        # Before the other gradients, as in `_FusedSink`: its products take as much memory as one of those.
+        # Before the other gradients are allocated: its products take as much memory as one of them.
         by_sink = sink_gradient(do_BTHD, o_BTHD, L_BTH, sink_H, over=(0, 1)) if ctx.needs_input_grad[0] else None
         by_inputs = _backward_operator(do_BTHD, *saved, *ctx.options)
         return (by_sink, *by_inputs, *(None for _ in ctx.options))
 
 
 def _end_to_end(x_BTHD: Tensor) -> Tensor:
-    """Return (N, H, D), all rows one after the other, as a view if possible."""
+    """Return the concatenated rows (N, H, D), as a view if possible."""
     return with_adjacent_channels(x_BTHD).flatten(0, 1)
 
 
@@ -342,16 +342,16 @@ def _cached_plan(
 
 
 def _work(plan: tuple[Blocks, ...], width: int) -> float:
-    """Return the cost in multiplications of queries and keys, `width` channels in all heads, overhead included."""
-    # Blocks that are unevenly spaced are copied.
-    calls = sum(_WORK_OF_CALLS * (1 if isinstance(blocks.queries, range) else 2) for blocks in plan)
-    return calls + sum(width * len(blocks.queries) * blocks.num_queries * _scored_keys(blocks) for blocks in plan)
-
-
-def _scored_keys(blocks: Blocks) -> int:
-    """Return the average number of keys that the kernel scores for a query."""
-    triangle = min(blocks.num_queries, (blocks.num_queries + _TILE) // 2)
-    return sum(triangle if _is_triangle(blocks, run) else run.num_keys for run in blocks.runs)
+    """Return the cost in multiplications of queries and keys, `width` channels in all heads, including overhead."""
+    work = 0.0
+    for blocks in plan:
+        # Unevenly spaced blocks are copied.
+        work += _WORK_OF_CALLS * (1 if isinstance(blocks.queries, range) else 2)
+        # The average number of keys that the kernel scores for a query of a causal block.
+        triangle = min(blocks.num_queries, (blocks.num_queries + _TILE) // 2)
+        num_keys = sum(triangle if _is_triangle(blocks, run) else run.num_keys for run in blocks.runs)
+        work += width * len(blocks.queries) * blocks.num_queries * num_keys
+    return work
 
 
 def _is_triangle(blocks: Blocks, run: KeyRun) -> bool:
@@ -365,7 +365,7 @@ def _shift(starts: Sequence[int], by: int) -> Sequence[int]:
 
 
 def _take(x_NHD: Tensor, starts: Sequence[int], length: int) -> Tensor:
-    """Return `length` positions from each start on, (C, H, I, D); a view if the starts are evenly spaced."""
+    """Return `length` positions from each start, (C, H, I, D); a view if the starts are evenly spaced."""
     if isinstance(starts, range):
         (_, heads, width), (position, head, channel) = x_NHD.shape, x_NHD.stride()
         shape, strides = (len(starts), heads, length, width), (starts.step * position, head, position, channel)
@@ -400,6 +400,6 @@ def _index(starts: Sequence[int], length: int) -> Tensor:
 
 
 def _join(o1: Tensor, L1: Tensor, o2: Tensor, L2: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-partition of two runs together."""
+    """Return the joint output and log-partition of two runs."""
     weight = (L2 - L1).sigmoid_().unsqueeze(-1)
     return o1.to(weight.dtype).lerp_(o2.to(weight.dtype), weight), torch.logaddexp(L1, L2)

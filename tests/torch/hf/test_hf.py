@@ -510,7 +510,7 @@ def test_gradients_are_the_same_with_checkpointing(gate):
 )
 def test_checkpointing_of_another_kind_is_refused(options):
     (field,) = options
-    with rejects(field, hint="keeps the input of every block"):
+    with rejects(field, hint="stores the input of every block"):
         made().gradient_checkpointing_enable(**options)
 
 

@@ -1,6 +1,6 @@
-"""Our decoder language model as a model of transformers: `from_pretrained`, `generate`, `Trainer`.
+"""The decoder language model in transformers: `from_pretrained`, `generate`, `Trainer`.
 
-Importing this module registers it, so that `AutoModelForCausalLM` loads its checkpoints without remote code.
+Importing this module registers the model, so that `AutoModelForCausalLM` loads its checkpoints without remote code.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ _HEAD, _OWN_HEAD, _OWN_EMBEDDING = "head.weight", "lm_head.weight", "model.embed
 
 
 def to_stock_model(model: TransformerLM) -> PreTrainedModel:
-    """Return the same model without our code: copies of the weights, equal logits, the same training mode.
+    """Return the same model as a Llama or Qwen3: copies of the weights, equal logits, the same training mode.
 
-    Gates may then be added by `tidegate.torch.retrofit.add_gates`.
+    `tidegate.torch.retrofit.add_gates` can then add gates.
 
     Raises:
         InputError: An option of the model has no counterpart in Llama and Qwen3.

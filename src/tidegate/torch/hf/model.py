@@ -1,4 +1,4 @@
-"""Our decoder language model, of our own layers, with the interface of transformers.
+"""The decoder language model with the interface of transformers.
 
 Legend: B batch, T positions, S attended positions, H heads, M model width, V tokens of the vocabulary.
 """
@@ -37,7 +37,7 @@ from tidegate.torch.kernel import plain_kernel
 from tidegate.torch.metric import HeadMetric
 
 
-def _start_matrix(linear: nn.Linear, init: Init, *, num_layers: int, writes: bool) -> None:
+def _init_matrix(linear: nn.Linear, init: Init, *, num_layers: int, writes: bool) -> None:
     std = init_std(init, fan_in=linear.in_features, num_layers=num_layers, writes=writes)
     bound = math.sqrt(3) * std
     if init == "torch":
@@ -65,22 +65,20 @@ class TidegatePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize the weights that no checkpoint filled, as `tidegate.torch.initialize` does; keep loaded ones."""
         blocks = cast("TidegateModel", self.base_model).stack.blocks
-        writers = [
-            writer
-            for block in cast("Iterable[TransformerBlock]", blocks)
-            for writer in (block.attention.o_proj, block.feedforward.down_proj)
-        ]
         if isinstance(module, AttentionGate):
             with initialization.guard_torch_init_functions():
                 module.reset_parameters()
         elif isinstance(module, HeadMetric):
-            start = torch.ones_like(module.weight)
+            identity = torch.ones_like(module.weight)
             if module.kind == "learned":
-                start = torch.eye(start.shape[-1], dtype=start.dtype, device=start.device).expand_as(start)
-            initialization.copy_(module.weight, start)
+                identity = torch.eye(identity.shape[-1], dtype=identity.dtype, device=identity.device)
+            initialization.copy_(module.weight, identity.expand_as(module.weight))
         elif isinstance(module, nn.Linear):
-            writes = any(module is writer for writer in writers)
-            _start_matrix(module, self.config.init, num_layers=len(blocks), writes=writes)
+            writes = any(
+                module in (block.attention.o_proj, block.feedforward.down_proj)
+                for block in cast("Iterable[TransformerBlock]", blocks)
+            )
+            _init_matrix(module, self.config.init, num_layers=len(blocks), writes=writes)
         elif isinstance(module, nn.Embedding):
             initialization.normal_(module.weight, std=embedding_std(self.config.init))
         else:
@@ -98,7 +96,7 @@ class TidegatePreTrainedModel(PreTrainedModel):
         }
         for field, (given, value) in unsupported.items():
             if enable and given:
-                hint = "This model keeps the input of every block, without re-entrance and on the device."
+                hint = "This model stores the input of every block, without re-entrance and on the device."
                 raise InputError(field, expected="left out", got=value, hint=hint)
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
 
@@ -118,7 +116,7 @@ class TidegateModel(TidegatePreTrainedModel):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether the stack keeps only the input of each block, and recomputes the block in the backward pass."""
+        """Return whether the stack stores only the input of each block for the backward pass."""
         return self.stack.checkpoint_blocks
 
     @gradient_checkpointing.setter
