@@ -1,4 +1,4 @@
-"""Files that are written atomically, and files of tensors with a checksum of all their bytes."""
+"""Write files atomically, and safetensors files with a checksum of all their bytes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_atomically(
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             if previous is not None:
-                # Another process may move it, too, if its machine was cut off and the run resumed elsewhere.
+                # Another process may have moved it, if its machine was disconnected and the run resumed elsewhere.
                 with suppress(FileNotFoundError):
                     path.replace(previous)
             temporary.replace(path)
@@ -75,9 +75,9 @@ def write_atomically(
 
 
 def remove_partial_files(folder: StrPath) -> None:
-    """Remove what killed writers have left in a folder: files of `write_atomically` and of safetensors.
+    """Remove the temporary files of killed writers in a folder, from `write_atomically` and safetensors.
 
-    Nobody else may be writing there. A folder that does not exist is ignored.
+    No other process may be writing there. A folder that does not exist is ignored.
     """
     for file in Path(folder).glob("*"):
         if _PARTIAL.fullmatch(file.name) and file.is_file():
@@ -90,10 +90,7 @@ def write_content(path: StrPath, content: bytes) -> None:
 
 
 def fix_permissions(folder: StrPath) -> None:
-    """Give weights that transformers wrote the mode of `config.json` beside them.
-
-    safetensors makes files that only their owner may read.
-    """
+    """Give weights that transformers wrote the file mode of `config.json`: safetensors makes them private."""
     for file in Path(folder).glob("model*.safetensors"):
         shutil.copymode(Path(folder) / "config.json", file)
 
@@ -107,16 +104,13 @@ def explain_os_errors(path: StrPath, num_bytes: int | None = None) -> Generator[
         words = f"{path} could not be written: {error.strerror or error}."
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = "" if num_bytes is None else f"{_format_size(num_bytes)} are needed, "
-            free = _format_size(shutil.disk_usage(_nearest_folder(Path(path))).free)
+            folder = next(parent for parent in Path(path).absolute().parents if parent.is_dir())
+            free = _format_size(shutil.disk_usage(folder).free)
             words = f"{words} {needed}{free} are free. Free space, or choose another place."
         # With a single argument, the message does not start with the number.
         explained = (type(error) if type(error).__module__ == "builtins" else OSError)(words)
         explained.errno = error.errno
         raise explained from error
-
-
-def _nearest_folder(path: Path) -> Path:
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
 
 
 def _format_size(num_bytes: int) -> str:
@@ -190,7 +184,7 @@ def write_tensors(
         try:
             save(file, whole)
         except Exception as error:
-            # safetensors raises its own error for an error of the system.
+            # safetensors raises its own error for system errors.
             if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
@@ -271,10 +265,8 @@ def _require_format(metadata: Mapping[str, str], path: StrPath, form: TensorForm
         hint = f"Its format is {short_repr(metadata.get('format'))}, not {form.name!r}. Write it with {form.writer}."
         raise path_error(path, f"a file with {form.holds}", hint)
     if metadata.get("version") != form.version:
-        hint = (
-            f"It has version {short_repr(metadata.get('version'))}. Load it with the release that wrote it, or write "
-        )
-        raise path_error(path, f"a file of format version {form.version!r}", f"{hint}it again with {form.writer}.")
+        hint = f"It has version {short_repr(metadata.get('version'))}. Load it with the release that wrote it, or "
+        raise path_error(path, f"a file of format version {form.version!r}", f"{hint}rewrite it with {form.writer}.")
     known = {"format", "version", "digest", *form.keys}
     if set(metadata) != known:
         differing = list_some([shorten(name) for name in sorted(known.symmetric_difference(metadata))])

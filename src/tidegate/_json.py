@@ -10,7 +10,7 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Union, cast, get_args, get_origin
 
@@ -47,7 +47,7 @@ def _finite_number(digits: str) -> float:
 
 def content_hash(value: Any) -> str:
     """Return a hash of a JSON value as sixteen hexadecimal digits, independent of its layout."""
-    # hashlib loads OpenSSL, which `import tidegate` does not need.
+    # `import tidegate` does not need hashlib, which loads OpenSSL.
     import hashlib
 
     try:
@@ -124,7 +124,7 @@ def decode(kind: Any, value: Any, *, where: str = "", null_is_nan: bool = False)
 
 
 def decode_part(kind: Any, value: Any) -> Any:
-    """Return the same as `decode` inside a field's decoder: errors name fields relative to the value."""
+    """Decode within a field's decoder: like `decode`, but errors name fields relative to the value."""
     return _structure(_converter(null_is_nan=False), kind, value, "")
 
 
@@ -183,16 +183,12 @@ def _converter(*, null_is_nan: bool) -> Converter:
         ((list, tuple), _list_hook),
         ((dict,), _dict_hook),
     ):
-        converter.register_structure_hook_factory(partial(_has_origin, origins), make_hook)
+        converter.register_structure_hook_factory(lambda kind, own=origins: get_origin(kind) in own, make_hook)
     converter.register_structure_hook_factory(is_dataclass, _dataclass_hook)
     converter.register_unstructure_hook_func(
         lambda kind: is_dataclass(kind) and hasattr(kind, "to_dict"), lambda value: value.to_dict()
     )
     return converter
-
-
-def _has_origin(origins: tuple[Any, ...], kind: Any) -> bool:
-    return get_origin(kind) in origins
 
 
 def _is_whole(value: Any) -> bool:

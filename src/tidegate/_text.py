@@ -1,4 +1,4 @@
-"""Show text from elsewhere: quoted, shortened, and without terminal control characters."""
+"""Display untrusted text: quoted, shortened, and without terminal control characters."""
 
 from __future__ import annotations
 

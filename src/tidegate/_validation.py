@@ -18,8 +18,8 @@ class InputError(ValueError):
     Attributes:
         field: Name of the argument, option or file field; nested as in `curve[3].loss`.
         expected: What the value must be.
-        got: The value, or what describes it best.
-        hint: What to do about it, in whole sentences; may be empty.
+        got: The value, or a description of it.
+        hint: A remedy in full sentences; may be empty.
     """
 
     def __init__(self, field: str, *, expected: str, got: object = ..., hint: str = "") -> None:

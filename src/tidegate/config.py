@@ -53,7 +53,7 @@ class Rotary:
         if not 0 < self.fraction <= 1:
             raise InputError("Rotary.fraction", expected="in (0, 1]", got=self.fraction)
         if self.ramp is not None:
-            # JSON has lists alone.
+            # JSON has no tuples.
             ramp = tuple(self.ramp)
             if len(ramp) != 2 or not -math.inf < ramp[0] < ramp[1] < math.inf:
                 raise InputError("Rotary.ramp", expected="two finite numbers, the first below the second", got=ramp)
@@ -71,7 +71,7 @@ class Rotary:
         slow: float = 1.0,
         truncate: bool = True,
     ) -> Rotary:
-        """Return YaRN's embedding for positions beyond the training length: only slowly rotating pairs are scaled.
+        """Return YaRN's embedding for positions beyond the training length, which scales only slowly rotating pairs.
 
         YaRN also multiplies scores by `(1 + 0.1 log factor)²`: divide the layer's `temperature` by that.
 

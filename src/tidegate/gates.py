@@ -13,7 +13,7 @@ from tidegate._validation import InputError
 from tidegate.gate import GATE_PATHS, Gate, GatePath
 
 GateLike: TypeAlias = str | Gate | Iterable[str | Gate] | None
-"""A spelling, a `Gate`, or several; None is no gate."""
+"""A spelling, a `Gate`, or several; None for no gates."""
 
 
 @final
