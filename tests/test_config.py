@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from errors import rejects
 
-from tidegate import Gate, Gates
 from tidegate.config import (
     AttentionConfig,
     Rotary,
@@ -23,13 +22,6 @@ UNUSUAL = [
     VisionConfig(),
     VisionConfig(gate="vga", pooling="mean", image_size=15, patch_size=5, channels=1, dropout=0.25),
 ]
-
-
-@pytest.mark.parametrize("gate", ["g1", Gate.parse("g1"), [Gate.parse("g1")], Gates.parse("g1")], ids=repr)
-def test_every_spelling_of_a_gate_gives_one_configuration(gate):
-    config = TransformerConfig(gate=gate)
-    assert config == TransformerConfig(gate="g1")
-    assert isinstance(config.gate, Gates)
 
 
 @pytest.mark.parametrize("config", UNUSUAL, ids=lambda config: config.to_json())
@@ -134,11 +126,6 @@ def test_a_boolean_is_true_or_false_and_nothing_else(kind, name, value):
         with rejects(name):
             kind.from_json(json.dumps({**sizes, name: value}))
     assert getattr(kind(**sizes, **{name: True}), name) is True
-
-
-def test_the_booleans_are_found_by_their_type():
-    assert {name for _, name in BOOLEANS} >= {"qk_norm", "bias", "recompute_gate", "checkpoint_blocks", "causal"}
-    assert (TransformerConfig, "tie_embeddings") in BOOLEANS
 
 
 @pytest.mark.parametrize("value", ["no", 1, np.True_], ids=repr)

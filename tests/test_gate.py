@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import FrozenInstanceError, asdict, fields, replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 from errors import rejects
@@ -78,13 +78,7 @@ class TestSpelling:
         {
             "output:input": {},
             "output:input:head": {"grain": "head"},
-            "output:input:silu": {"activation": "silu"},
-            "output:input:softplus": {"activation": "softplus"},
-            "output:input:tanh1": {"activation": "tanh1"},
-            "output:input:twosigmoid": {"activation": "twosigmoid"},
-            "output:input:identity": {"activation": "identity"},
-            "output:input:gelu": {"activation": "gelu"},
-            "output:input:tanh": {"activation": "tanh"},
+            **{f"output:input:{activation}": {"activation": activation} for activation in ACTIVATIONS[1:]},
             "output:input:constant": {"placebo": "constant"},
             "output:input:shuffled": {"placebo": "shuffled"},
             "output:output:gelu:replace": {"reads": "output", "activation": "gelu", "op": "replace"},
@@ -157,22 +151,6 @@ def test_presets_mean_what_the_table_says():
         assert rest == ("head", "sigmoid", "multiply", None, None, 0.02, 0.0 if name == "sink" else None)
 
 
-def test_the_first_choice_of_each_field_is_the_default():
-    assert asdict(Gate()) == {
-        "site": "output",
-        "reads": "input",
-        "grain": "element",
-        "share": "head",
-        "activation": "sigmoid",
-        "op": "multiply",
-        "rank": None,
-        "width": None,
-        "init_std": 0.02,
-        "bias": None,
-        "placebo": None,
-    }
-
-
 def test_legal_gates_are_all_that_the_vocabulary_allows():
     found = [(gate.site, gate.reads, gate.grain) for gate in legal_gates()]
     assert len(found) == 38
@@ -214,7 +192,9 @@ class TestRejection:
         if (site, reads, grain) in COMBINATIONS:
             assert Gate(site=site, reads=reads, grain=grain).site == site
         else:
-            with pytest.raises(InputError, match=r"^Gate\.(site|reads|grain) must be "):
+            with pytest.raises(
+                InputError, check=lambda error: error.field in ("Gate.site", "Gate.reads", "Gate.grain")
+            ):
                 Gate(site=site, reads=reads, grain=grain)
 
     @pytest.mark.parametrize(("spelling", "field", "hint"), [(key, *value) for key, value in REJECTED.items()])
@@ -400,12 +380,6 @@ class TestParameters:
         assert replace(gate, width=widest).parameter_shapes(**sizes) == gate.parameter_shapes(**sizes)
         with rejects("Gate.width"):
             replace(gate, width=widest + 1).parameter_shapes(**sizes)
-
-    def test_sizes_that_make_no_layer_are_refused(self):
-        with rejects("num_kv_heads"):
-            Gate().num_parameters(d_model=8, num_heads=4, num_kv_heads=3)
-        with rejects("d_model", hint="head_dim"):
-            Gate().parameter_shapes(d_model=9, num_heads=4)
 
 
 NEEDS_SELF_ATTENTION = {("value", "query"), ("key", "query"), ("output", "value"), ("query", "value")}

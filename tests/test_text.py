@@ -47,10 +47,6 @@ def test_of_a_long_value_the_beginning_is_quoted_and_its_length():
     assert shorten("x" * 201) == "x" * 200 + "… (201 characters)"
 
 
-def test_control_characters_are_escaped():
-    assert short_repr("a\x1b[31m\n") == "'a\\x1b[31m\\n'"
-
-
 def test_a_number_that_python_does_not_write_is_named_by_its_type():
     assert short_repr(10**5000) == "a value of type int that cannot be printed"
 

@@ -1,7 +1,5 @@
 """Small PyTorch attention layers: the builders and tables that their laws, parity and transforms run over."""
 
-import re
-
 import pytest
 import torch
 from layers import EXOTIC, GATES, TOGETHER
@@ -101,8 +99,3 @@ def largest_gap(actual, expected):
 def rounding(dtype, expected, *, times=8):
     """What so many roundings of numbers as large as the expected ones come to."""
     return times * torch.finfo(dtype).eps * (1 + expected.abs().max().item())
-
-
-def exactly(message):
-    """A pattern for a whole error message."""
-    return f"^{re.escape(message)}$"

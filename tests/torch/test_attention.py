@@ -1,4 +1,3 @@
-import copy
 import inspect
 from dataclasses import MISSING, fields
 
@@ -8,9 +7,9 @@ import torch
 from closeness import assert_close
 from covers import every_layer
 from errors import rejects
-from torch_layers import OPTIONS, every_option, every_spelling, exactly, make, sample, ungated
+from torch_layers import every_option, make, sample
 
-from tidegate import Gate, Gates, InputError
+from tidegate import Gates
 from tidegate.config import AttentionConfig
 from tidegate.torch import GatedAttention, KVCache
 
@@ -39,45 +38,9 @@ def test_names_in_a_state_dict_are_stable():
     assert list(make("dense:input:r2:b1").state_dict())[-3:] == parts
 
 
-@every_spelling
-def test_a_copy_computes_the_same_with_memory_of_its_own(gate):
-    layer, x = make(gate, **OPTIONS["everything"]), sample(2, 5, 24)
-    twin, y = copy.deepcopy(layer), layer(x)
-    assert torch.equal(twin(x), y)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.zero_()
-    assert torch.equal(layer(x), y)
-
-
-@pytest.mark.parametrize("gate", ["bma", Gate(), Gates.parse("g1+g2"), ["g1", Gate(site="value")]])
-def test_a_gate_is_given_in_any_way_that_the_vocabulary_reads(gate):
-    assert GatedAttention(24, 4, gate=gate).gates == Gates.parse(gate)
-
-
 def test_bma_is_the_default_and_none_is_plain():
     assert GatedAttention(24, 4).gates == Gates.parse("bma")
     assert GatedAttention(24, 4, gate=None).gates == GatedAttention(24, 4, gate="none").gates == Gates()
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, 4 * 24 * 24),
-        ({"gate": "bma"}, 4 * 24 * 24 + 4 * 6 * 6),
-        ({"gate": "bma", "num_kv_heads": 2}, 2 * 24 * 24 + 2 * 24 * 12 + 4 * 6 * 6),
-        ({"gate": "g1"}, 5 * 24 * 24),
-        ({"head_dim": 5, "bias": True}, 4 * 24 * 20 + 3 * 20 + 24),
-        ({"qk_norm": True, "metric": "learned"}, 4 * 24 * 24 + 2 * 6 + 4 * 6 * 6),
-        ({"gate": "output:query:r2:b1+g5"}, 4 * 24 * 24 + 4 * (6 * 2 + 2 * 6 + 6) + 24 * 24),
-    ],
-)
-def test_parameters_are_counted(options, expected):
-    layer = GatedAttention(24, 4, **{"gate": "none", **options})
-    assert layer.num_parameters() == expected
-    sizes = {"num_kv_heads": options.get("num_kv_heads"), "head_dim": options.get("head_dim")}
-    gates = layer.gates.num_parameters(d_model=24, num_heads=4, **sizes)
-    assert expected - ungated(layer).num_parameters() == gates
 
 
 @pytest.mark.parametrize(
@@ -91,19 +54,15 @@ def test_parameters_are_counted(options, expected):
         ({"gate": "output:query:shared-layer", "bias": True}, 0, 2 * (4 * 24 * 24 + 4 * 6 * 6)),
         ({"metric": "diagonal", "qk_norm": True}, 0, 2 * 4 * 24 * 24),
         ({"metric": "learned"}, 0, 2 * (4 * 24 * 24 + 2 * 4 * 6 * 6)),
+        # Heads that share a matrix each use it; a gate of the input multiplies it once.
+        ({"gate": "output:input:shared-layer"}, 0, 2 * (4 * 24 * 24 + 24 * 6)),
+        ({"gate": "value:input:r3"}, 0, 2 * (4 * 24 * 24 + 4 * (24 * 3 + 3 * 6))),
+        ({"gate": "output:output:r2:w4:shared-layer:b1"}, 0, 2 * (4 * 24 * 24 + 4 * (4 * 2 + 2 * 6))),
+        ({"gate": "dense:output"}, 0, 2 * (4 * 24 * 24 + 24 * 24)),
     ],
 )
 def test_operations_are_counted(options, num_keys, expected):
     assert GatedAttention(24, 4, **{"gate": "none", **options}).flops_per_token(num_keys) == expected
-
-
-def test_dropout_is_for_training_alone():
-    torch.manual_seed(0)
-    layer, x = make("g1+bma"), sample(2, 5, 24)
-    expected = layer(x)
-    layer.dropout = 0.5
-    assert not torch.equal(layer(x), layer(x))
-    assert torch.equal(layer.eval()(x), expected)
 
 
 @every_layer
@@ -136,8 +95,9 @@ def test_the_constructor_has_the_options_of_the_configuration():
 @pytest.mark.parametrize("gate", ["bma", "value:query:head", "key:query", "output:value", "query:value", "g1+bma"])
 def test_a_gate_that_needs_self_attention_refuses_a_context_and_offers_another(gate):
     rejected = next(g for g in Gates.parse(gate) if g.needs_self_attention)
-    with pytest.raises(InputError, match=f"^gate must be .*, got '{rejected}'.*Use a gate such as 'bma-query' or 'g1'"):
+    with rejects("gate", hint="Use a gate such as") as caught:
         make(gate, causal=False)(sample(2, 5, 24), context=sample(2, 7, 24))
+    assert caught.value.got == str(rejected)
 
 
 def test_the_input_as_its_own_context_is_self_attention():
@@ -158,14 +118,8 @@ def test_an_error_of_a_projection_itself_is_left_as_it_is():
         raise RuntimeError("out of order")
 
     layer.k_proj.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match=exactly("out of order")):
+    with pytest.raises(RuntimeError, match="out of order"):
         layer(sample(2, 5, 24))
-
-
-def test_a_layer_shows_its_gates():
-    shown = repr(GatedAttention(24, 4, gate="g1+bma", num_kv_heads=2, window=3))
-    assert "num_kv_heads=2, head_dim=6, gate=bma+g1, causal=True, window=3" in shown
-    assert "(value): AttentionGate(bma)" in shown
 
 
 X, FREE = sample(2, 5, 24), {"causal": False}
@@ -197,9 +151,7 @@ def test_an_input_that_does_not_fit_is_rejected_by_name(options, given, field, h
 def test_an_input_of_another_dtype_is_refused_by_name(dtype):
     layer = make("bma-query", causal=False)
     for given in ({"x": X.to(dtype)}, {"x": X, "context": X.to(dtype)}):
-        with pytest.raises(
-            TypeError, match=rf"^{list(given)[-1]} must be torch\.float64, like the weights; got {dtype}"
-        ):
+        with pytest.raises(TypeError, match=rf"^{list(given)[-1]} must be"):
             layer(**given)
 
 
@@ -215,11 +167,11 @@ def test_an_input_of_another_dtype_is_refused_by_name(dtype):
     ],
 )
 def test_an_argument_of_another_type_is_refused_by_name(name, value):
-    with pytest.raises(TypeError, match=f"^{name} must be a (tensor|KVCache), got {type(value).__name__}"):
+    with pytest.raises(TypeError, match=rf"^{name} must be"):
         make("bma", rope=True)(**{"x": X, name: value})
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tracing_is_refused_with_what_to_use_instead():
-    with pytest.raises(RuntimeError, match=r"Use torch\.export\.export or torch\.compile"):
+    with pytest.raises(RuntimeError, match=r"torch\.export"):
         torch.jit.trace(make("bma"), X)

@@ -3,11 +3,9 @@ import torch
 from closeness import assert_close
 from covers import axis, over
 from errors import rejects
-from torch.nn import functional as F
 
 from tidegate import PRESETS, Gates
 from tidegate.config import TransformerConfig
-from tidegate.tensors.rotary import Rotary
 from tidegate.torch.cache import KVCache
 from tidegate.torch.decoder import TransformerLM
 
@@ -31,14 +29,6 @@ def sample(batch, length, *, seed=1):
     return torch.randint(11, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 63), (3, 100), (0, 5)])
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("tied", [True, False])
-def test_every_position_gets_logits(batch, length, positions, tied):
-    model = make(positions=positions, tie_embeddings=tied, norm="layer", feedforward="gelu")
-    assert model(sample(batch, length)).shape == (batch, length, 11)
-
-
 @over(gate=PRESET, positions=axis(POSITIONS))
 def test_a_position_has_gradients_from_itself_and_the_past_alone(gate, positions):
     model = make(gate=gate, positions=positions)
@@ -50,16 +40,6 @@ def test_a_position_has_gradients_from_itself_and_the_past_alone(gate, positions
         reached = gradient.abs().amax(dim=-1)
         assert (reached[:, : i + 1] > 0).all()
         assert not reached[:, i + 1 :].any()
-
-
-def test_a_window_bounds_what_a_layer_sees():
-    model = make(window=2, num_layers=2)
-    tokens = sample(1, 8)
-    changed = tokens.clone()
-    changed[0, 3] = (tokens[0, 3] + 1) % 11
-    differs = (model(tokens) != model(changed)).any(dim=-1)[0]
-    # Each of two layers carries a token one position further.
-    assert differs.tolist() == [False, False, False, True, True, True, False, False]
 
 
 @over(gate=PRESET, feedforward=axis(["swiglu", "gelu"]), tied=axis([True, False]))
@@ -130,58 +110,12 @@ def test_given_positions_place_the_tokens(positions):
     assert (stretch > 1e-3) == (positions != "none")
 
 
-def test_the_rotary_options_arrive():
-    tokens = sample(1, 6)
-    plain, slow = make(), make(rotary=Rotary(scale=2.0))
-    assert_close(slow(tokens, positions=2 * torch.arange(6)), plain(tokens))
-
-
-def test_a_mask_hides_keys():
-    model = make()
-    tokens = sample(2, 6)
-    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
-    mask[..., 0] = False
-    assert_close(model(tokens, mask=mask)[:, 1:], model(tokens[:, 1:]))
-
-
-def test_the_last_logits_alone_are_the_last_of_all():
-    model = make()
-    tokens = sample(2, 6)
-    assert_close(model(tokens, num_logits=2), model(tokens)[:, -2:])
-
-
-@pytest.mark.parametrize("gate", EVERY_GATE)
-def test_a_few_steps_lower_the_loss_on_a_batch(gate):
-    torch.manual_seed(0)
-    model = TransformerLM(TransformerConfig(gate=gate, vocab_size=11, d_model=24, num_layers=2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    tokens = sample(4, 17)
-    losses = []
-    for _ in range(10):
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.1
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_single_precision_is_double_precision_rounded(positions):
     tokens = sample(2, 63)
     double, single = make(positions=positions), make(positions=positions, dtype=torch.float32)
     assert single(tokens).dtype == torch.float32
     assert_close(single(tokens), double(tokens))
-
-
-def test_autocast_reaches_the_logits():
-    model = make(dtype=torch.float32)
-    tokens = sample(2, 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(tokens)
-    assert logits.dtype == torch.bfloat16
-    assert logits.isfinite().all()
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -263,6 +197,5 @@ def test_positions_outside_the_table_are_rejected_by_value(position):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_one_cache_in_place_of_a_list_is_refused(positions):
-    message = r"^caches must be a list with a KVCache for each block, got KVCache\. Make it with new_caches\(\)\.$"
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=r"^caches must be a list"):
         make(positions=positions)(sample(1, 1), caches=KVCache())

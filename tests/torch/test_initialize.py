@@ -78,19 +78,6 @@ def test_every_dtype_starts_from_the_same_numbers(dtype):
     assert all(torch.equal(a.to(dtype), b) for a, b in shared(wide, other).values())
 
 
-def test_what_writes_to_the_residual_stream_starts_narrower():
-    model = make(0, d_model=128, num_layers=3, vocab_size=256, bias=True, positions="learned")
-    block = model.stack.blocks[0]
-    deviation = {name: weight.std().item() for name, weight in model.named_parameters() if weight.ndim > 1}
-    assert deviation["embedding.weight"] == pytest.approx(0.02, rel=0.02)
-    assert deviation["position_embedding.weight"] == pytest.approx(0.02, rel=0.02)
-    assert deviation["stack.blocks.0.feedforward.up_proj.weight"] == pytest.approx(0.02, rel=0.02)
-    assert deviation["stack.blocks.2.attention.o_proj.weight"] == pytest.approx(0.02 / 6**0.5, rel=0.02)
-    assert deviation["stack.blocks.1.feedforward.down_proj.weight"] == pytest.approx(0.02 / 6**0.5, rel=0.02)
-    assert not any(bias.any() for name, bias in model.named_parameters() if name.endswith("bias"))
-    assert torch.equal(block.attention_norm.weight, torch.ones(128))
-
-
 def test_gates_and_metrics_start_as_they_say_themselves():
     model = make(0, gate="output:input:b1.5:s0.5+value:query:s0", d_model=64, metric="learned")
     gates = model.stack.blocks[1].attention.attn_gate
@@ -99,6 +86,13 @@ def test_gates_and_metrics_start_as_they_say_themselves():
     assert not gates.value.weight.any()
     metric = model.stack.blocks[1].attention.metric.weight
     assert torch.equal(metric, torch.eye(16).expand_as(metric))
+    assert (model.stack.norm.weight == 1).all()
+
+
+def test_biases_start_at_zero():
+    biases = [weight for name, weight in make(0, bias=True).named_parameters() if name.endswith("bias")]
+    assert biases
+    assert not any(bias.any() for bias in biases)
 
 
 @pytest.mark.parametrize("seed", [None, 4])

@@ -3,7 +3,6 @@ import copy
 import pytest
 import torch
 from closeness import assert_close
-from covers import axis, over
 from errors import rejects
 from torch.nn import functional as F
 
@@ -28,17 +27,6 @@ def make(*, dtype=torch.float64, **options):
 
 def sample(batch, *, size=15, channels=2, dtype=torch.float64):
     return torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(1), dtype=dtype)
-
-
-@over(gate=axis(EVERY_GATE, "bma", "g1"), pooling=axis(["class", "mean"]), batch=axis([0, 1, 63], 1))
-def test_every_image_gets_logits(gate, pooling, batch):
-    assert make(gate=gate, pooling=pooling)(sample(batch)).shape == (batch, 3)
-
-
-def test_the_default_model_is_small_and_runs():
-    model = VisionTransformer(VisionConfig())
-    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
-    assert model.num_parameters() < 300_000
 
 
 @every_pooling

@@ -143,13 +143,7 @@ def with_config(**changes):
 
 NORM = "stack.norm.weight"
 REFUSED = [
-    (
-        {"metadata": {"format": None}, "sealed": False},
-        "Its format is None, not 'tidegate'. Write it with save_model.",
-    ),
-    ({"metadata": {"format": "pt"}}, "Its format is 'pt'"),
-    ({"metadata": {"version": "1"}}, "It has version '1'. Load it with the release that wrote it"),
-    ({"metadata": {"config": None}}, "config is missing or unknown"),
+    ({"metadata": {"version": "1"}}, "It has version '1'"),
     ({"tensors": {NORM: None}}, f"does not match its own configuration: {NORM} is missing."),
     ({"tensors": {"extra": torch.zeros(1)}}, "does not match its own configuration: extra is unexpected."),
     ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),

@@ -81,13 +81,6 @@ def continued(model, tokens, **options):
 # The same model, with transformers and without
 
 
-@pytest.mark.parametrize("gate", EVERY_GATE)
-def test_logits_are_those_of_our_own_model_bit_by_bit(gate):
-    ours = native(gate=gate)
-    tokens = sample(2, 9)
-    assert torch.equal(from_transformer_lm(ours)(tokens, use_cache=False).logits, ours(tokens))
-
-
 @over(kind=KIND, dtype=axis([torch.float32, torch.bfloat16, torch.float64]))
 def test_every_kind_of_model_converts_both_ways_with_equal_logits(kind, dtype):
     ours = native(dtype=dtype, **KINDS[kind])
@@ -125,7 +118,7 @@ def test_gradients_are_those_of_our_own_model(gate):
 
 
 def test_something_else_than_our_model_is_refused():
-    with pytest.raises(TypeError, match="model must be a TidegateForCausalLM; got TidegateModel"):
+    with pytest.raises(TypeError, match=r"^model must be"):
         to_transformer_lm(made().model)
 
 
