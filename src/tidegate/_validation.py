@@ -198,12 +198,11 @@ def require_prompt_mask(shape: tuple[int, ...], dtype: str, *, prompt: tuple[int
         raise InputError("prompt_mask", expected=f"bool of shape {prompt}, True at tokens", got=(dtype, shape))
 
 
-def require_left_padding(holds: object) -> None:
-    """Raise InputError unless `holds`: each row is False before its first token, and True from there on."""
-    if not holds:
-        raise InputError(
-            "prompt_mask", expected="False before each row's first token, and True from there on", hint="Pad left."
-        )
+def require_left_padding(is_left_padded: object) -> None:
+    """Raise InputError unless each row is False before its first token, and True from there on."""
+    if not is_left_padded:
+        expected = "False before each row's first token, and True from there on"
+        raise InputError("prompt_mask", expected=expected, hint="Pad left.")
 
 
 def require_room(longest: int, max_new_tokens: int, max_length: int) -> None:

@@ -25,7 +25,7 @@ from tidegate._validation import (
     require_sampling,
     require_tokens,
 )
-from tidegate.torch.kernel import is_untracked
+from tidegate.torch.kernel import inside_transform, is_plain
 from tidegate.torch.precision import is_under_autocast, require_tensor, widen
 
 if TYPE_CHECKING:
@@ -200,8 +200,8 @@ def pays_to_pack(model: nn.Module, *, rows: int, steps: int) -> bool:
         and sum(weight.nbytes for weight in weights) <= _MOST_BYTES
         # Such an embedding changes its weights, which may be those of the head, as it is read.
         and all(part.max_norm is None for part in model.modules() if isinstance(part, nn.Embedding))
-        and is_untracked(*weights)
-        and not is_under_autocast(weights[0])
+        and is_plain(*weights)
+        and not (torch.compiler.is_compiling() or inside_transform(*weights) or is_under_autocast(weights[0]))
     )
 
 

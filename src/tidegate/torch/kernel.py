@@ -133,13 +133,6 @@ def silu(x: Tensor) -> Tensor:
     return x * x.sigmoid() if inside_transform(x) else F.silu(x)
 
 
-def is_untracked(*tensors: Tensor) -> bool:
-    """Return whether no autograd, transform or compiler tracks these tensors, and they are not of a subclass."""
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        return False
-    return is_plain(*tensors) and not inside_transform(*tensors)
-
-
 def is_plain(*tensors: Tensor) -> bool:
     """Return whether these are PyTorch's own tensors, not of a subclass."""
     return all(type(tensor) in _PLAIN_TENSORS for tensor in tensors)

@@ -285,18 +285,18 @@ class _KernelCall(NamedTuple):
     mask: Tensor | None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        query, key, value = self._turn(query, key, value)
+        query, key, value = self._flip(query, key, value)
         output, log_partition = _fused_kernel(
             query, key, value, is_causal=self.causal, attn_mask=self.mask, scale=scale
         )
-        output, log_partition = self._turn(output, log_partition)
+        output, log_partition = self._flip(output, log_partition)
         return output, log_partition
 
     def backward(self, *given: Tensor, scale: float) -> tuple[Tensor, ...]:
-        given = self._turn(*given)
-        return self._turn(*_fused_backward(*given, 0.0, self.causal, attn_mask=self.mask, scale=scale))
+        given = self._flip(*given)
+        return self._flip(*_fused_backward(*given, 0.0, self.causal, attn_mask=self.mask, scale=scale))
 
-    def _turn(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _flip(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(x.flip(2) for x in tensors) if self.flipped else tensors
 
 
