@@ -156,11 +156,7 @@ class LayerOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "gate", Gates.parse(self.gate))
         for option in fields(self):
-            # Annotations are strings in this file.
-            if option.type == "bool":
-                require_bool(option.name, getattr(self, option.name))
-        self._require_whole("d_model", "num_heads", "num_kv_heads", "head_dim")
-        self._require_choice("metric", (*get_args(MetricKind), None))
+            _require_type(option.name, str(option.type), getattr(self, option.name))
         require_positive("temperature", self.temperature)
         shape = self.shape
         for gate in self.gates:
@@ -178,13 +174,24 @@ class LayerOptions:
             d_model=self.d_model, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
         )
 
-    def _require_whole(self, *names: str) -> None:
-        for name in names:
-            optional = next(option for option in fields(self) if option.name == name).default is None
-            require_size(name, getattr(self, name), optional=optional)
 
-    def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
-        require_choice(name, getattr(self, name), choices)
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "FeedForwardKind": get_args(FeedForwardKind),
+    "MetricKind | None": (*get_args(MetricKind), None),
+    "NormKind": get_args(NormKind),
+    "PositionKind": get_args(PositionKind),
+    "Pooling": get_args(Pooling),
+}
+
+
+def _require_type(name: str, annotation: str, value: object) -> None:
+    """Raise InputError unless a value fits its annotation: a size, a boolean or one of several choices."""
+    if annotation == "bool":
+        require_bool(name, value)
+    elif annotation in ("int", "int | None"):
+        require_size(name, value, optional=annotation != "int")
+    elif annotation in _CHOICES:
+        require_choice(name, value, _CHOICES[annotation])
 
 
 @final
@@ -208,7 +215,6 @@ class AttentionConfig(LayerOptions):
             raise TypeError(f"rope must be a Rotary, True, False or None; got {short_repr(self.rope)}.")
         object.__setattr__(self, "rope", Rotary() if self.rope is True else self.rope or None)
         require_dropout("dropout", self.dropout)
-        require_size("window", self.window, optional=True)
         if self.rotary is not None:
             self.rotary.width(self.shape.head_dim)
 
@@ -254,13 +260,6 @@ def embedding_std(init: Init) -> float:
 _DEFAULT_INIT_STD = 0.02
 
 
-def _require_init(init: object) -> None:
-    if isinstance(init, int | float) and not isinstance(init, bool) and 0 < init < math.inf:
-        return
-    if init not in ("fan-in", "torch"):
-        raise InputError("init", expected="a standard deviation above 0, 'fan-in' or 'torch'", got=init)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackConfig(LayerOptions, ABC):
     """The options of the blocks of every model; small by default."""
@@ -283,14 +282,19 @@ class StackConfig(LayerOptions, ABC):
     """Store only the input of each block, and recompute the block in the backward pass."""
 
     def __post_init__(self) -> None:
-        self._require_whole("num_layers")
-        self._require_widths()
-        self._require_choice("feedforward", get_args(FeedForwardKind))
-        self._require_choice("norm", get_args(NormKind))
-        _require_init(self.init)
+        LayerOptions.__post_init__(self)
+        if isinstance(self.d_ff, tuple | list):
+            object.__setattr__(self, "d_ff", tuple(self.d_ff))
+            if len(self.d_ff) != self.num_layers or any(type(width) is not int or width < 1 for width in self.d_ff):
+                expected = f"one width, or one for each of {self.num_layers} blocks"
+                raise InputError("d_ff", expected=expected, got=self.d_ff)
+        else:
+            require_size("d_ff", self.d_ff, optional=True)
+        is_std = isinstance(self.init, int | float) and self.init is not True and 0 < self.init < math.inf
+        if not is_std and self.init not in ("fan-in", "torch"):
+            raise InputError("init", expected="a standard deviation above 0, 'fan-in' or 'torch'", got=self.init)
         for name in ("dropout", "attention_dropout"):
             require_dropout(name, getattr(self, name))
-        LayerOptions.__post_init__(self)
 
     @property
     @abstractmethod
@@ -331,14 +335,6 @@ class StackConfig(LayerOptions, ABC):
         """Parse the result of `to_json`; missing fields take their defaults. Raise InputError for unknown ones."""
         return decode(cls, parse_json(text))
 
-    def _require_widths(self) -> None:
-        if not isinstance(self.d_ff, tuple | list):
-            return self._require_whole("d_ff")
-        object.__setattr__(self, "d_ff", tuple(self.d_ff))
-        if len(self.d_ff) != self.num_layers or any(type(width) is not int or width < 1 for width in self.d_ff):
-            raise InputError("d_ff", expected=f"one width, or one for each of {self.num_layers} blocks", got=self.d_ff)
-        return None
-
     def _attention(self, *, causal: bool, rope: Rotary | None, window: int | None) -> AttentionConfig:
         shared: dict[str, Any] = {option.name: getattr(self, option.name) for option in fields(LayerOptions)}
         return AttentionConfig(**shared, causal=causal, dropout=self.attention_dropout, rope=rope, window=window)
@@ -363,8 +359,6 @@ class TransformerConfig(StackConfig):
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
-        self._require_whole("vocab_size", "max_length")
-        self._require_choice("positions", get_args(PositionKind))
         # The property checks the other options.
         if self.attention.rotary is None and self.rotary != Rotary():
             raise InputError(
@@ -397,8 +391,6 @@ class VisionConfig(StackConfig):
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
-        self._require_whole("image_size", "patch_size", "channels", "num_classes")
-        self._require_choice("pooling", get_args(Pooling))
         if self.image_size % self.patch_size:
             raise InputError("patch_size", expected=f"a divisor of image_size={self.image_size}", got=self.patch_size)
 
