@@ -71,13 +71,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--full",
         action="store_true",
-        help="run the whole products of gates, options, dtypes and masks instead of their covers, what is marked full, "
-        "and JAX with the optimisations that users get",
+        help="run all combinations of gates, options, dtypes and masks, tests marked full, "
+        "and JAX with full optimization",
     )
     parser.addoption(
-        "--torture", action="store_true", help="try the faults of tests/faults at full length, and those marked torture"
+        "--torture", action="store_true", help="run the faults of tests/faults at full length, and tests marked torture"
     )
-    parser.addoption("--outcomes", help="a file to add a line to for each fault of tests/faults")
+    parser.addoption("--outcomes", help="append one line for each fault of tests/faults to this file")
 
 
 def pytest_configure(config):
@@ -89,7 +89,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: skip where PyTorch sees no GPU; `make bench-gpu` runs these alone")
     config.addinivalue_line("markers", "fault(name): the row of docs/reliability.md, or a function of the parameters")
     if not config.getoption("--full"):
-        # What a test compiles runs once or twice. JAX reads this when it begins to compute, which no test has done yet.
+        # Compiled tests run once or twice. JAX reads this flag at its first computation.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}".strip()
 
 
@@ -102,7 +102,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only options run, and begin with the slowest files: the last to end should be a short one."""
+    """Deselect tests that need options, and run the slowest files first, so that workers end at about the same time."""
     chosen = [
         not any(item.get_closest_marker(name) and not config.getoption(f"--{name}") for name in ("full", "torture"))
         for item in items
@@ -120,15 +120,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    # What is imported by now stays: the collector need not walk through it again and again, nor so often through what
-    # a compiler makes, little of which is garbage.
+    # Exclude imported modules from garbage collection, and collect less often: compilers create little garbage.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_unconfigure(config):
-    """End with how long the tests took, and which files took longest."""
+    """Print the duration of the tests and of the longest files."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or not terminal.stats:
         return
@@ -142,12 +141,12 @@ def pytest_unconfigure(config):
 
 
 def law_of(item):
-    """The file, the function and the array library of a test."""
+    """Return the file, the function and the array library of a test."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return str(item.path), item.originalname, getattr(parameters.get("library"), "name", None)
 
 
 @pytest.fixture(scope="session", params=covers.LIBRARY.values.values(), ids=covers.LIBRARY.values)
 def library(request):
-    """Each array library in turn; JAX once eager and once jitted."""
+    """Run a test on each array library; on JAX eager and jitted."""
     return request.param

@@ -1,4 +1,4 @@
-"""What is shipped: the wheel has all that the package reads, and works where nothing else is."""
+"""The wheel contains all data files and works in a new environment."""
 
 import fnmatch
 import subprocess
@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tidegate"
 BUILT = {".pyc"}
-"""Endings of files that Python makes by itself."""
+"""Suffixes of files that Python generates."""
 
 
 def unshipped(files, patterns):
-    """The files, by their paths inside the package, that no pattern of the package's data matches."""
+    """Return the files, as paths inside the package, that match no pattern of the package's data."""
     return [file for file in files if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns)]
 
 

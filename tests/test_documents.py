@@ -25,7 +25,7 @@ def relative(path: Path) -> str:
 
 
 def as_a_user(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """In a new interpreter and an empty folder, without a display, and with warnings as errors."""
+    """Run a script in a new interpreter, without a display, and with warnings as errors."""
     environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONWARNINGS": "error"}
     return subprocess.run(
         [sys.executable, *map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True
@@ -38,7 +38,7 @@ def run_as_a_user(*command: object, cwd: Path) -> None:
 
 
 def assert_ran(source: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """Whether a document or an example ran to its end, of several in one interpreter."""
+    """Check that a document or an example, one of several in an interpreter, ran to its end."""
     assert any(
         re.fullmatch(rf"{re.escape(str(source))}: (\d+ blocks )?ran", line) for line in done.stdout.splitlines()
     ), f"{source} did not run to its end:\n{done.stdout}{done.stderr}"
@@ -46,7 +46,7 @@ def assert_ran(source: Path, done: subprocess.CompletedProcess[str]) -> None:
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory):
-    """What came of the documents and the examples, which share an interpreter: imports take long."""
+    """Run the documents and the examples in one interpreter, because imports are slow."""
     documents_but_readme = [document for document in DOCUMENTS if document.name != "README.md"]
     examples = [shlex.join((str(example), *IN_MINIATURE.get(example.name, ()))) for example in EXAMPLES]
     return as_a_user(documents.__file__, *documents_but_readme, *examples, cwd=tmp_path_factory.mktemp("documents"))

@@ -1,4 +1,4 @@
-"""Small attention layers with every gate: the tables that laws and gradients run over."""
+"""Small attention layers with every gate, for laws and gradients."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
 GATES = tuple(legal_gates())
-"""Every site, reads and grain."""
+"""Every legal combination of site, reads and grain."""
 WITH_MATRICES = tuple(gate for gate in GATES if gate.has_matrix)
 
 EXOTIC = (
@@ -28,7 +28,7 @@ EXOTIC = (
     "sink",
     "output:partition:head:b0.1",
 )
-"""Spellings that between them use every activation, op, share, rank, width and bias, at every site."""
+"""Spellings that together use every activation, op, share, rank, width and bias, at every site."""
 
 TOGETHER = (
     "g1+g2+g3+g4+g5",
@@ -42,7 +42,7 @@ TOGETHER = (
     "output:nothing+value:nothing+key:nothing+query:nothing+dense:nothing",
     "output:nothing:head+value:nothing:head+key:nothing:head+query:nothing:head",
 )
-"""Every gate of `GATES` once, as few layers as the sites allow."""
+"""Every gate of `GATES` once, in as few layers as the sites allow."""
 
 
 CONTROLS = (
@@ -59,14 +59,11 @@ CONTROLS = (
     "value:value:tanh:replace",
     "query:query:silu:replace",
 )
-"""Placebos of every kind, and functions in a gate's place; those that shuffle take no batch of one."""
+"""Placebos of every kind, and functions instead of gates; shuffled placebos need a batch of two."""
 
 
 def gate_parameters(gates, rng, *, d=6, H=4, G=2, h=4, scale=20.0):
-    """Parameters for each gate's path, drawn like the real ones but `scale` times as large.
-
-    Constants that start at 0 are drawn too.
-    """
+    """Return random parameters for each gate's path, `scale` times as large as initial ones; also constants."""
     sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
     drawn = {gate.path: init_gate_parameters(rng, gate, **sizes) for gate in gates}
     for gate in gates:
@@ -76,7 +73,7 @@ def gate_parameters(gates, rng, *, d=6, H=4, G=2, h=4, scale=20.0):
 
 
 def make_layer(gates="none", *, seed=0, d=6, H=4, G=2, h=4, full=False, scale=20.0, **options):
-    """A layer of NumPy arrays; `full` turns on biases, norms, rotary, temperature and a learned metric."""
+    """Return a layer of NumPy arrays; `full` enables biases, norms, rotary, temperature and a learned metric."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape):

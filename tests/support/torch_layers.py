@@ -1,4 +1,4 @@
-"""Small PyTorch attention layers: the builders and tables that their laws, parity and transforms run over."""
+"""Small PyTorch attention layers, for laws, parity and transforms."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ OPTIONS = {
     "multi-query": {"num_kv_heads": 1, "head_dim": 6, "causal": False, "rope": True, "metric": "diagonal"},
     "band": {"num_kv_heads": 2, "causal": False, "window": 2, "qk_norm": True},
 }
-"""Option sets that between them turn on every option of a layer that is not random."""
+"""Option sets that together enable every option of a layer that is not random."""
 
 SPELLINGS = ("none", *map(str, GATES), *EXOTIC, *(spelling for spelling in TOGETHER if "+" in spelling))
 """No gate, every legal gate, odd ones, and several at once."""
@@ -36,7 +36,7 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, to
 
 
 def make(gate="none", *, seed=0, dtype=torch.float64, d_model=24, num_heads=4, **options):
-    """A layer in which nothing is near its start: gates far from 1/2, norms, metrics and biases of every size."""
+    """Return a layer far from its initial values: gates far from 1/2, norms, metrics and biases of every size."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layer = GatedAttention(d_model, num_heads, gate=gate, dtype=torch.float64, **options)
@@ -52,7 +52,7 @@ def make(gate="none", *, seed=0, dtype=torch.float64, d_model=24, num_heads=4, *
 
 
 def ungated(layer):
-    """The same layer, weight for weight, without its gates."""
+    """Return the same layer with the same weights, without gates."""
     plain = GatedAttention(
         layer.shape.d_model,
         layer.shape.num_heads,
@@ -74,16 +74,13 @@ def ungated(layer):
 
 
 def sample(*shape, seed=0, dtype=torch.float64, requires_grad=False):
-    """Normal numbers, the same for every dtype up to rounding."""
+    """Return normal numbers, the same for every dtype up to rounding."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return numbers.to(dtype).requires_grad_(requires_grad)
 
 
 def gradients(layer, y, *inputs):
-    """Gradients of a fixed random combination of y, by the inputs and by every parameter of the layer, by name.
-
-    What y does not depend on has the gradient 0.
-    """
+    """Return the gradients of a fixed random combination of y by inputs and parameters, 0 for unused ones."""
     by = {f"input {i}": tensor for i, tensor in enumerate(inputs)} | dict(layer.named_parameters())
     weights = sample(*y.shape, seed=99, dtype=y.dtype)
     found = torch.autograd.grad((y * weights).sum(), list(by.values()), materialize_grads=True)
@@ -91,11 +88,11 @@ def gradients(layer, y, *inputs):
 
 
 def largest_gap(actual, expected):
-    """The largest difference, as a number; shapes must agree."""
+    """Return the largest difference; shapes must be equal."""
     assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     return (actual.double() - expected.double()).abs().max().item()
 
 
 def rounding(dtype, expected, *, times=8):
-    """What so many roundings of numbers as large as the expected ones come to."""
+    """Return the error of a number of roundings of values as large as the expected ones."""
     return times * torch.finfo(dtype).eps * (1 + expected.abs().max().item())

@@ -4,7 +4,7 @@ import torch
 
 @pytest.fixture
 def fresh_compiler():
-    """Compile as if nothing had been compiled before: a second size of what another test compiled would be symbolic."""
+    """Reset the compiler: after another test, a second size of the same code would be symbolic."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -46,7 +46,7 @@ def test_bma_is_the_default_and_none_is_plain():
 @pytest.mark.parametrize(
     ("options", "num_keys", "expected"),
     [
-        # Two for each weight, and a product with each key and each value: 2 · 2 · 24 channels.
+        # Two FLOPs for each weight, and 2 · 2 · 24 channels for each key and its value.
         ({}, 0, 2 * 4 * 24 * 24),
         ({}, 10, 2 * 4 * 24 * 24 + 4 * 24 * 10),
         ({"gate": "bma"}, 10, 2 * (4 * 24 * 24 + 4 * 6 * 6) + 4 * 24 * 10),

@@ -13,7 +13,7 @@ from tidegate.torch.block import FeedForward, TransformerBlock, TransformerStack
 
 
 def randomize(module, *, seed=0):
-    """Every parameter far from its start, so that none of them is without effect."""
+    """Move every parameter far from its initial value, so that all of them have an effect."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -25,7 +25,7 @@ CHUNKS = {"token by token": [1] * T, "chunks": [3, 1, 2, 1], "prompt first": [4,
 
 
 def in_chunks(layer, x, sizes, cache, **by_position):
-    """The output of chunk after chunk, with a mask (B, 1, 1, T) and positions (B, T) cut to what each chunk needs."""
+    """Return the outputs of all chunks; the mask (B, 1, 1, T) and positions (B, T) are sliced for each chunk."""
     outputs, start = [], 0
     for size in sizes:
         end = start + size
@@ -194,7 +194,7 @@ def test_a_cache_belongs_to_the_layer_that_used_it_first(room):
     with torch.no_grad():
         with rejects("mask"):
             make("bma", seed=1)(x, cache=cache, mask=torch.ones(1, 2, dtype=torch.bool))
-        # What was refused put nothing in.
+        # The rejected call left the cache empty.
         layer(x, cache=cache)
         for other in (make("bma", seed=1), copy.deepcopy(layer)):
             with rejects("cache", hint="another layer"):

@@ -22,7 +22,7 @@ def normal(*shape, dtype=torch.float64):
 
 
 def fused_state(*, bias=False, dtype=torch.float64):
-    """A checkpoint in which each head's query rows stand before its gate rows."""
+    """Return a checkpoint with each head's query rows before its gate rows."""
     torch.manual_seed(0)
     shapes = {"q_proj": (2 * H * D, M), "k_proj": (G * D, M), "v_proj": (G * D, M), "o_proj": (M, H * D)}
     state = {f"{name}.weight": normal(*shape, dtype=dtype) for name, shape in shapes.items()}
@@ -47,7 +47,7 @@ def stacked_state(*biases, dtype=torch.float64):
 
 
 def stacked_attention(state, x, *, index):
-    """What such a checkpoint computes, causally, with the score matrix written out."""
+    """Compute the causal attention of such a checkpoint with an explicit score matrix."""
     qkv = x @ state["qkv.weight"].t() + state.get("qkv.bias", 0)
     q, k, v = qkv.unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
     gate = torch.sigmoid(torch.einsum("bhtd,hde->bhte", q, state["W_g"]))

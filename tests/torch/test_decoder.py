@@ -15,7 +15,7 @@ PRESET = axis(EVERY_GATE, "bma", "g1")
 
 
 def make(*, dtype=torch.float64, **options):
-    """A small model whose matrices are far from their start, so that every part has an effect."""
+    """Return a small model with large matrices, so that every part has an effect."""
     sizes = {"vocab_size": 11, "d_model": 24, "num_layers": 2, "num_heads": 4, "max_length": 128}
     model = TransformerLM(TransformerConfig(**sizes | options), dtype=dtype)
     model.reset_parameters(0)
@@ -103,7 +103,7 @@ def test_given_positions_place_the_tokens(positions):
     counted = torch.arange(5)
     assert_close(model(tokens, positions=counted), model(tokens))
     assert_close(model(tokens, positions=counted.expand(2, 5)), model(tokens))
-    # Rotary positions count by their differences alone, learned ones by themselves.
+    # Only the differences of rotary positions matter; learned positions are absolute.
     shift = (model(tokens, positions=counted + 3) - model(tokens)).abs().max()
     assert (shift > 1e-3) == (positions == "learned")
     stretch = (model(tokens, positions=2 * counted) - model(tokens)).abs().max()
@@ -123,7 +123,7 @@ def test_single_precision_is_double_precision_rounded(positions):
 def test_the_model_compiles_whole(checkpoint):
     model = make(dtype=torch.float32, num_layers=1, checkpoint_blocks=checkpoint, gate="bma+g1")
     tokens = sample(2, 9)
-    # What could break is the capture of the graph and of its backward; code generation is the layer's own test.
+    # This tests the capture of both graphs; the tests of the layer include code generation.
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(tokens), model(tokens))
     actual = torch.autograd.grad(compiled(tokens).square().sum(), list(model.parameters()))

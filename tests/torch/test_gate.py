@@ -108,7 +108,7 @@ def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(gate):
             assert (parameter == gating.gate.bias).all()
             continue
         deviation = gating.gate.rank**-0.5 if name == "weight_down" else 0.02
-        # The deviation of an estimate from n numbers is its value over sqrt(2n), and that of a mean over sqrt(n).
+        # The standard error of a standard deviation is its value over sqrt(2n), and that of a mean over sqrt(n).
         n = parameter.numel()
         assert abs(parameter.std().item() / deviation - 1) < 6 / (2 * n) ** 0.5
         assert abs(parameter.mean().item() / deviation) < 6 / n**0.5

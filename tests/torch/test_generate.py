@@ -26,7 +26,7 @@ every_gate_and_place = over(gate=axis(EVERY_GATE, "bma", "g1"), options=axis(PLA
 
 
 def make(**options):
-    """A small model whose matrices are far from their start, so that it does not repeat one token."""
+    """Return a small model with large matrices, so that it does not repeat one token."""
     sizes = {"vocab_size": 31, "d_model": 24, "num_layers": 2, "max_length": 32}
     model = TransformerLM(TransformerConfig(**sizes | options), dtype=torch.float64)
     model.reset_parameters(0)
@@ -41,7 +41,7 @@ def sample(batch, length, *, seed=1):
 
 
 def recomputed(model, tokens, count):
-    """Greedy decoding that reads the whole sequence again for each token."""
+    """Decode greedily, and recompute the whole sequence for each token."""
     for _ in range(count):
         tokens = torch.cat((tokens, model(tokens)[:, -1].argmax(-1, keepdim=True)), dim=1)
     return tokens
@@ -281,7 +281,7 @@ def test_logits_that_are_not_finite_are_refused_at_any_temperature(temperature, 
         model.embedding.weight[3] = broken
     with rejects("logits", hint="row 1, 2 of prompt. Look for nan"):
         model.generate(prompt, max_new_tokens=2, temperature=temperature)
-    # A row that has stopped is read no more.
+    # The logits of a row that has stopped are not checked.
     stop = model.generate(prompt[:1], max_new_tokens=1, temperature=0)[0, -1].item()
     with torch.no_grad():
         model.embedding.weight[stop] = broken

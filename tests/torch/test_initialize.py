@@ -127,7 +127,7 @@ def test_feed_forward_layers_of_different_widths_begin_alike():
 
 
 def deviations(init, **options):
-    """Deviation of each kind of matrix at the start, in a model wide enough to estimate it."""
+    """Return one initial matrix of each kind, wide enough to estimate its standard deviation."""
     model = make(0, init=init, d_model=128, d_ff=512, vocab_size=256, num_layers=2, gate="none", **options)
     block = model.stack.blocks[0]
     return {

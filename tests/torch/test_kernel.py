@@ -90,7 +90,7 @@ def test_dropout_drops_weights_and_keeps_their_mean():
     q, k = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 10_000, 2)
     v = torch.ones(1, 1, 10_000, 1).expand(-1, -1, -1, 2)
     mean = attend(q, k, v, dropout=0.5)
-    # 10 000 weights of 2e-4 each stay or go: a deviation of 0.01.
+    # Each of 10,000 weights is 0 or 2e-4: the sum has the standard deviation 0.01.
     assert 0 < (mean - 1).abs().max() < 0.06
 
 

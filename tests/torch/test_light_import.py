@@ -1,4 +1,4 @@
-"""What our layers do not load, asked of one new interpreter: to start one and import PyTorch takes seconds."""
+"""The imports of our layers, in one new interpreter for all tests, because importing PyTorch takes seconds."""
 
 import json
 import subprocess

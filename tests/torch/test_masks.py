@@ -15,7 +15,7 @@ SHAPES = [(5, 5), (1, 5), (5, 1), (1, 4, 5, 5), (2, 1, 5, 5), (2, 1, 1, 5), (2, 
 
 
 class LargestTensor(TorchDispatchMode):
-    """Counts the numbers in the largest tensor that any operation made."""
+    """Record the size of the largest tensor that any operation returned."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Precision: every dtype, autocast, and numbers that are very large."""
+"""Precision: every dtype, autocast, and very large numbers."""
 
 import copy
 

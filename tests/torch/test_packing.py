@@ -36,7 +36,7 @@ def make(dtype=torch.float32, **options):
 
 
 def read_on(model, packed):
-    """The logits of one more token of each of three rows, by a model and by its packed copy."""
+    """Yield the next logits of three rows, from a model and from its packed copy."""
     tokens = torch.randint(31, (3, 7), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(3, 1, 1, 7, dtype=torch.bool)
     mask[1, ..., :5] = False

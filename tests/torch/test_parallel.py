@@ -1,4 +1,4 @@
-"""The plan of tensor parallelism: what it shares out and refuses. That it computes the same is tested with runs."""
+"""The plan of tensor parallelism: its placements and errors. Tests of training compare the results."""
 
 import pytest
 import torch

@@ -24,7 +24,7 @@ def both(gate, **options):
 
 
 class StillAlive(TorchDispatchMode):
-    """Follows every storage that an operation made or returned."""
+    """Track every storage that an operation returned."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class StillAlive(TorchDispatchMode):
         return result
 
     def num_bytes(self, *, without):
-        """Bytes of what is not freed yet, leaving some tensors out."""
+        """Return the allocated bytes, without those of some tensors."""
         left_out = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in without}
         alive = {key: size for key, (reference, size) in self.seen.items() if not reference.expired()}
         return sum(size for key, size in alive.items() if key not in left_out)
@@ -53,7 +53,7 @@ def large(gate, *, recompute_gate):
 
 @cache
 def bytes_for_backward(gate, *, recompute_gate=False):
-    """Bytes of the distinct storages that one forward pass saves for its backward pass, parameters left out."""
+    """Return the bytes that one forward pass saves for its backward pass, without parameters."""
     layer, x = large(gate, recompute_gate=recompute_gate)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     saved = {}

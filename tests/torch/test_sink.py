@@ -20,7 +20,7 @@ LENGTHS = [1, 63, 100]
 
 
 def masks(T):
-    """None, bool and additive, of every number of axes; the second row of the first may see nothing."""
+    """Return masks of every kind and number of axes; in the first, the second row may see nothing."""
     allowed = sample(2, 4, T, T, seed=5) > 0
     allowed[0, :, min(1, T - 1)] = False
     additive = torch.where(allowed, sample(2, 4, T, T, seed=6), -torch.inf)
@@ -60,7 +60,7 @@ def values_and_gradients(attend, tensors):
 
 @pytest.fixture
 def fused(monkeypatch):
-    """Fails if the fused kernel is not asked, forward and backward."""
+    """Check that the test calls the fused kernel, forward and backward."""
     called = []
     for name in ("_cpu_forward", "_cpu_backward"):
         kernel = getattr(sink, name)
@@ -217,7 +217,7 @@ def test_observe_counts_the_sink_as_a_state_of_its_own(kernel):
     first = kept * weights[..., 0]
     for name, expected in {"sink": 1 - kept, "mass": first, "entropy": entropy}.items():
         assert_close(torch.tensor(seen.head_means(name)), expected.mean(dim=(0, 2)).detach())
-    # What reaches the output projection is recognised, the sink's share taken off.
+    # The input of the output projection is recognized, with the sink in the softmax.
     assert "contribution" in seen.heads
     assert "sink-logit mass" in watcher.observation().table()
 

@@ -42,7 +42,7 @@ def assert_same_when_compiled(layer, compiled, x):
     ids=["plain", "rotated"],
 )
 def test_a_compiled_layer_is_the_layer(gate, options, request):
-    # Each kernel takes a second of C++. Without vector instructions there is less of it; --full compiles as users do.
+    # Compiling a kernel takes a second, less without vector instructions; --full compiles as users do.
     compiler = None if request.config.getoption("--full") else {"cpp.vec_isa_ok": False}
     layer = make(gate, dtype=torch.float32, **options)
     compiled = torch.compile(layer, fullgraph=True, dynamic=False, options=compiler)
@@ -99,8 +99,8 @@ def test_one_graph_serves_every_length_that_is_marked_dynamic(options):
     assert_one_graph_serves_every_length(make("g1+bma", **options), dynamic=None)
 
 
-# When all is dynamic, an option could fix a length as the layer is captured, which the backend "eager" shows. The graph
-# of the backward pass, whose symbols take most of the time, serves every length in the test above.
+# If all sizes are dynamic, an option could fix a length during capture, which the backend "eager" detects. The test
+# above covers the graph of the backward pass, whose symbols take most of the time.
 every_backend = pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
 
 

@@ -136,7 +136,7 @@ def test_a_loaded_model_does_not_change_with_its_file(path):
 
 
 def with_config(**changes):
-    """The metadata of the model of `text_model` with some of its options changed."""
+    """Return the metadata of `text_model()` with some options changed."""
     config = json.loads(text_model().config.to_json())
     return {"config": json.dumps(config | changes)}
 
@@ -223,7 +223,7 @@ def test_sizes_that_the_file_does_not_have_are_refused_before_anything_is_built(
     monkeypatch.setattr(weights, "_build_on_meta", build)
     with expected:
         load_model(path)
-    # At most a model of one block, which says what shapes a block has.
+    # At most a model of one block, for the shapes of a block.
     assert set(built) <= {1}
 
 

@@ -1,4 +1,4 @@
-"""Attention by blocks is attention under a mask: values, gradients, every length, and where it may not be used."""
+"""Attention by blocks equals attention under a mask: values, gradients, lengths, and the cases that need a mask."""
 
 from itertools import pairwise
 
@@ -43,7 +43,7 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The attention calls by blocks that are made, as their arguments."""
+    """Record the arguments of all attention calls by blocks."""
     made = []
 
     def attend(*given, **sink):
@@ -60,7 +60,7 @@ def heads(*, B=1, T=700, S=None, H=4, G=2, D=8, dtype=torch.float64):
 
 
 def by_mask(q, k, v, boundaries, causal, window, scale):
-    """The same under a mask, and the mask itself."""
+    """Return the same attention under a mask, the mask and the causality."""
     arguments = windows.whole_call(q, k, v, boundaries, causal, window, scale)
     o = F.scaled_dot_product_attention(**arguments, enable_gqa=True).transpose(1, 2)
     return o, arguments["attn_mask"], arguments["is_causal"]

@@ -43,7 +43,7 @@ CACHES = {"dynamic": {}, "none": {"use_cache": False}, "static": {"cache_impleme
 
 
 def native(*, dtype=torch.float32, **options):
-    """A small model whose matrices, biases and sinks are far from their start, so that every part has an effect."""
+    """Return a small model with large matrices, biases and sinks, so that every part has an effect."""
     model = TransformerLM(TransformerConfig(**SIZES | options), dtype=dtype)
     model.reset_parameters(0)
     generator = torch.Generator().manual_seed(2)
@@ -64,7 +64,7 @@ def sample(batch, length, *, seed=1):
 
 
 def padded_left(tokens, padding):
-    """The tokens behind some padding, and the mask that says so."""
+    """Return the tokens with padding on the left, and their mask."""
     tokens = torch.cat((torch.zeros_like(tokens[:, :padding]), tokens), dim=1)
     mask = torch.ones_like(tokens)
     mask[:, :padding] = 0
@@ -72,7 +72,7 @@ def padded_left(tokens, padding):
 
 
 def continued(model, tokens, **options):
-    # Without a mask, generation would take every token that equals the padding for padding.
+    # Without a mask, generation would treat every token equal to the padding token as padding.
     options = {"attention_mask": torch.ones_like(tokens)} | options
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0} | options
     return model.generate(tokens, **options)
@@ -355,7 +355,7 @@ def test_learned_positions_end_where_their_table_ends():
     model = made(positions="learned", max_length=8)
     with rejects("tokens"):
         model(sample(1, 9))
-    # Of a row that is padded only its tokens count.
+    # Padding does not count.
     mask = torch.tensor([[0] * 2 + [1] * 8, [1] * 10])
     assert model(sample(1, 10), attention_mask=mask[:1]).logits.shape[:2] == (1, 10)
     with rejects("tokens"):
@@ -512,7 +512,7 @@ def test_checkpointing_of_another_kind_is_refused(options):
 def test_the_model_compiles_whole(padded):
     model = made(gate="bma+g1", num_layers=1)
     tokens, mask = padded_left(sample(2, 9), 2) if padded else (sample(2, 9), None)
-    # What could break is the capture of the graph; code generation is the layer's own test.
+    # This tests the capture of the graph; the tests of the layer include code generation.
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     output = compiled(tokens, attention_mask=mask, labels=tokens, use_cache=False)
     expected = model(tokens, attention_mask=mask, labels=tokens, use_cache=False)

@@ -31,7 +31,7 @@ def test_the_logits_are_ours(options, kind):
     assert not stock.training
     assert_close(stock(TOKENS).logits, model(TOKENS))
     assert stock.get_input_embeddings().weight.data_ptr() != model.embedding.weight.data_ptr()
-    # It takes gates, as every model of transformers does.
+    # Gates can be added, as in every model of transformers.
     add_gates(stock)
     assert_close(stock(TOKENS).logits, model(TOKENS))
 
