@@ -3,7 +3,7 @@ import re
 
 import pytest
 import torch
-from damage import flip_inside, forge_tensors, some_flips
+from damage import flip_inside, forge_tensors
 from errors import rejects
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -242,17 +242,6 @@ def test_blocks_that_are_there_by_name_alone_are_refused_shortly(path):
 def test_sizes_of_every_kind_are_admitted_if_they_are_true(path, model):
     save_model(model, path)
     assert_same(model, load_model(path))
-
-
-def test_a_flipped_bit_anywhere_is_noticed(path):
-    save_model(text_model(), path)
-    content = path.read_bytes()
-    for changed in some_flips(content, 300):
-        path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"model\.safetensors"):
-            load_model(path)
-    path.write_bytes(content)
-    load_model(path)
 
 
 def test_nothing_is_loaded_from_a_damaged_file(path, monkeypatch):
