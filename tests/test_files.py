@@ -192,19 +192,6 @@ class TestAFileOfTensors:
             ({"metadata": {"digest": "0" * 64}, "sealed": False}, "checksum mismatch"),
             ({"metadata": {"digest": "x"}, "sealed": False}, "It is damaged: it has 0."),
         ],
-        ids=[
-            "format",
-            "version",
-            "long version",
-            "long format",
-            "long key",
-            "many keys",
-            "less",
-            "more",
-            "no digest",
-            "another digest",
-            "no digits",
-        ],
     )
     def test_of_another_kind_or_without_a_digest_is_refused(self, waves, change, words):
         forge_tensors(waves, **change)

@@ -70,7 +70,7 @@ class Gates(tuple[Gate, ...]):
 
     @property
     def read_other_sequences(self) -> bool:
-        """Return whether one of them is a placebo that reads another sequence of the batch."""
+        """Return whether any gate is a placebo that reads another sequence of the batch."""
         return any(gate.placebo == "shuffled" for gate in self)
 
     def require_cross_attention(self) -> None:
@@ -115,16 +115,16 @@ def require_layer_inputs(
     has_cache: bool,
     packed: str | None,
 ) -> None:
-    """Raise InputError if the inputs of an attention layer fit neither the layer nor each other.
+    """Raise InputError unless the inputs of an attention layer fit the layer and each other.
 
     Args:
-        gates: Of the layer.
-        d_model: Width of the layer.
+        gates: The layer's gates.
+        d_model: The layer's width.
         x: Shape of the input.
         context: Shape of the context; None in self-attention.
         ordered: Whether the layer is causal or has a window.
         has_cache: Whether a cache was given.
-        packed: Name of the argument that marks packed documents, if it was given.
+        packed: Name of the argument for packed documents, if it was given.
     """
     for name, given in (("x", x), ("context", context)):
         if given is not None and (len(given) != 3 or given[-1] != d_model):
