@@ -84,31 +84,6 @@ def test_gradients_pass_through_a_growing_cache(gate, options):
         assert_close(gradient, expected[name], what="gradient")
 
 
-@pytest.mark.parametrize("rope", [None, True])
-@every_kind
-def test_positions_continue_from_the_cache(rope, room):
-    layer, x = make("bma", rope=rope), sample(2, T, 24)
-    with torch.no_grad():
-        implied, given = KVCache(room), KVCache(room)
-        for start, end in ((0, 3), (3, 4), (4, 7)):
-            y = layer(x[:, start:end], cache=given, positions=torch.arange(start, end))
-            assert torch.equal(layer(x[:, start:end], cache=implied), y)
-            assert implied.length == given.length == end
-
-
-@every_kind
-def test_an_update_returns_all_positions_so_far(room):
-    keys, values = sample(2, 3, T, 4), sample(2, 3, T, 5, seed=1)
-    cache = KVCache(room)
-    assert (cache.length, cache.num_bytes) == (0, 0)
-    for start, end in ((0, 2), (2, 3), (3, T)):
-        key, value = cache.update(keys[:, :, start:end], values[:, :, start:end])
-        assert torch.equal(key, keys[:, :, :end])
-        assert torch.equal(value, values[:, :, :end])
-        assert cache.length == end
-    assert cache.num_bytes == 2 * 3 * (room or T) * 9 * 8
-
-
 def test_a_preallocated_cache_keeps_its_memory():
     cache, new = KVCache(T), sample(1, 1, 1, 4)
     first, _ = cache.update(new, new)

@@ -110,14 +110,6 @@ def test_given_positions_place_the_tokens(positions):
     assert (stretch > 1e-3) == (positions != "none")
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_single_precision_is_double_precision_rounded(positions):
-    tokens = sample(2, 63)
-    double, single = make(positions=positions), make(positions=positions, dtype=torch.float32)
-    assert single(tokens).dtype == torch.float32
-    assert_close(single(tokens), double(tokens))
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_the_model_compiles_whole(checkpoint):

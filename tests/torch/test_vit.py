@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from closeness import assert_close
@@ -81,12 +79,6 @@ def test_traces_come_with_the_logits_and_see_both_ways():
     assert torch.equal(logits, model(images))
     assert [(trace.causal, trace.mask) for trace in traces] == [(False, None)] * 2
     assert traces[0].gates["value"].shape == (2, 10, 4, 6)
-
-
-def test_a_deep_copy_and_checkpointed_blocks_give_the_same():
-    model, images = make(), sample(2)
-    assert torch.equal(copy.deepcopy(model)(images), model(images))
-    assert torch.equal(make(checkpoint_blocks=True)(images), model(images))
 
 
 @pytest.mark.parametrize("shape", [(2, 15, 15), (1, 3, 15, 15), (1, 2, 15, 10)])
