@@ -275,12 +275,9 @@ class GatedAttention(nn.Module):
             ) from error
 
     def rotary_tables(self, x: Tensor, positions: Tensor | None, *, start: int = 0) -> RotaryTables | None:
-        """Return the tables that rotate the positions of x, or None in a layer that rotates nothing.
+        """Return the tables that rotate the positions (T,) or (B, T) of x (B, T, M), by default from `start` on.
 
-        Args:
-            x: (B, T, M), the layer's input.
-            positions: (T,) or (B, T); None counts from `start`.
-            start: The number of positions before x.
+        None in a layer without a rotary embedding.
         """
         if positions is not None:
             require_tensor("positions", positions)

@@ -175,12 +175,9 @@ class TransformerLM(nn.Module):
 
 
 def look_up(table: nn.Embedding, indices: Tensor, require_known: Callable[[int, int, int], None]) -> Tensor:
-    """Return the table's rows; on the CPU, where PyTorch checks the indices, raise a clear error for those outside.
+    """Return the table's rows; on the CPU, where PyTorch checks the indices, raise the error of `require_known`.
 
-    Args:
-        table: Of tokens or positions.
-        indices: Of rows.
-        require_known: Raises the error for the smallest index, the largest index and the size of the table.
+    `require_known` gets the smallest and the largest index, and the size of the table.
     """
     try:
         return table(indices)

@@ -41,14 +41,8 @@ def attend(
 ) -> Tensor:
     """Return softmax attention (B, H, T, D); a row that may see nothing gives 0 with gradient 0.
 
-    Args:
-        q_BHTD: Queries.
-        k_BGSD: Keys.
-        v_BGSD: Values.
-        mask: bool (True = attend) or additive float, broadcasting to (B, H, T, S); not together with `causal`.
-        causal: Query i sees keys up to i, without a mask in memory.
-        dropout: Of the weights.
-        scale: Of the scores; None is 1/√D.
+    `mask` is bool (True = attend) or additive float, and broadcasts to (B, H, T, S). With `causal`, which excludes a
+    mask, query i sees keys up to i. `scale` is 1/√D by default.
     """
     with plain_kernel() if inside_transform(q_BHTD, k_BGSD, v_BGSD) else nullcontext():
         o_BHTD = F.scaled_dot_product_attention(
@@ -86,14 +80,7 @@ def attend_packed(
 ) -> Tensor:
     """Return attention (1, H, T, D) within each document of one packed row, without a mask in memory; GPUs only.
 
-    Args:
-        q_BHTD: Queries.
-        k_BGTD: Keys.
-        v_BGTD: Values.
-        boundaries: (documents + 1,), rising from 0 to T.
-        causal: As in `AttentionMask`.
-        window: As in `AttentionMask`.
-        scale: Of the scores.
+    `boundaries` (documents + 1,) rise from 0 to T; causality and window are those of `AttentionMask`.
     """
     # Builds without GPU kernels do not have this module.
     from torch.nn.attention.varlen import varlen_attn

@@ -27,14 +27,9 @@ class RotaryTables:
 
 
 def rotary_tables(positions: Tensor, width: int, rotary: Rotary, dtype: torch.dtype) -> RotaryTables:
-    """Return the tables that rotate queries and keys at some positions.
+    """Return the tables that rotate queries and keys of some dtype at positions (T,) or (B, T).
 
-    Args:
-        positions: (T,) or (B, T).
-        width: Number of channels to rotate, `rotary.width(head_dim)`; an argument, because a compiled layer needs a
-            constant.
-        rotary: The embedding.
-        dtype: Of the queries and keys.
+    `width`, the number of channels to rotate, is `rotary.width(head_dim)`: a compiled layer needs a constant.
     """
     wide = wide_dtype(dtype)
     # Created on the device, so that no step waits for a copy from the host.

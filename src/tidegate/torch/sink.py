@@ -39,17 +39,8 @@ def attend_with_sink(
 ) -> Tensor:
     """Return softmax attention with a sink in each head, (B, H, T, D).
 
-    In a row that may see nothing the sink has all the weight; the output is 0 with gradient 0.
-
-    Args:
-        q_BHTD: Queries.
-        k_BGSD: Keys.
-        v_BGSD: Values.
-        sink_H: The logit of each head's sink.
-        mask: As in `attend`.
-        causal: As in `attend`.
-        dropout: Of the weights of the keys.
-        scale: Of the scores.
+    `sink_H` are the sinks' logits; the other options are those of `attend`. Dropout drops only weights of keys. In
+    a row that may see nothing the sink has all the weight; the output is 0 with gradient 0.
     """
     sink_H = sink_H.to(q_BHTD.device)
     if _fused_kernel_serves(q_BHTD, k_BGSD, v_BGSD, mask, dropout):
@@ -92,13 +83,7 @@ def log_partition(
 
 
 def count_sink_in(output: Tensor, log_partition: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an attention output and its log-partition with a sink in the softmax.
-
-    Args:
-        output: (..., D), of the keys without the sink.
-        log_partition: (...), of the keys without the sink.
-        sink: Broadcasts to `log_partition`.
-    """
+    """Add a sink to the softmax: return the attention output (..., D) and the log-partition (...) with it."""
     total = torch.logaddexp(log_partition, sink.to(log_partition.dtype))
     # Not in place: a dispatch mode may have a reference to the kernel's output.
     return output * (log_partition - total).exp_().unsqueeze(-1).to(output.dtype), total

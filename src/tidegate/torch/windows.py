@@ -75,15 +75,7 @@ def attend_blockwise(
 
     On a GPU the kernel for variable lengths handles documents; everything else needs a mask. On the CPU the fused
     kernel handles blocks of queries, unless it is disabled (`plain_kernel`) or the values of documents cannot be read
-    (in transforms, while compiling).
-
-    Args:
-        q_BHTD: Queries.
-        k_BGSD: Keys.
-        v_BGSD: Values.
-        allowed: The restrictions, without a mask.
-        scale: Of the scores.
-        sink_H: The logit of each head's sink, if any.
+    (in transforms, while compiling). `allowed` has no mask of its own; `sink_H` are the logits of sinks, if any.
     """
     causal, window, _, documents = allowed
     if sink_H is None and packed_kernel_serves(q_BHTD, documents):

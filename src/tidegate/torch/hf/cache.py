@@ -32,7 +32,7 @@ class CachedKeys:
         self.num_queries = num_queries
         self.seen: int | Tensor = 0 if cache is None else cache.get_seq_length()
         """Number of cached positions; for a static cache in use a tensor, which must not be read on the host."""
-        self._cache = cache
+        self._cache, self._device = cache, device
         self._num_slots: int | None = None
         self._order: Tensor | None = None
         if cache is None or not cache.is_compileable:
@@ -49,14 +49,14 @@ class CachedKeys:
         return [LayerCache(self._cache, index, self) for index in range(num_layers)]
 
     def mask(self, attention_mask: Tensor | None) -> Tensor | None:
-        """Return the mask of the keys, besides causality and window, in the order in which the layers see them.
+        """Return a mask of the keys, besides causality and window, in the order of the layers; None hides nothing.
 
         Args:
-            attention_mask: (B, S) with 0 at padding, S counting cached positions; or broadcasting to (B, H, T, S), bool
-                or added to the scores, where a static cache counts all of its slots.
+            attention_mask: (B, S) with 0 at padding, where S includes cached positions; or bool or additive,
+                broadcasting to (B, H, T, S), where S includes all slots of a static cache.
 
         Returns:
-            A mask that broadcasts to (B, H, T, S); None hides nothing.
+            A mask that broadcasts to (B, H, T, S).
 
         Raises:
             InputError: `attention_mask` is (B, S) with another number of positions.
@@ -67,12 +67,7 @@ class CachedKeys:
             return attention_mask
         if self._fresh:
             return None if attention_mask is None else attention_mask[..., : self.num_queries]
-        if attention_mask is not None:
-            device = attention_mask.device
-        else:
-            assert isinstance(self.seen, Tensor)
-            device = self.seen.device
-        filled_S = torch.arange(self._num_slots, device=device) < self.seen + self.num_queries
+        filled_S = torch.arange(self._num_slots, device=self._device) < self.seen + self.num_queries
         if attention_mask is None:
             mask = filled_S[None, None, None, :]
         elif attention_mask.dtype == torch.bool:
@@ -82,7 +77,7 @@ class CachedKeys:
         return mask if self._order is None else mask[..., self._order]
 
     def arrange(self, held_BGSD: Tensor, new_BGTD: Tensor) -> Tensor:
-        """Return the keys or values that a layer attends to, of those that its cache holds after the update."""
+        """Return the keys or values that a layer attends to, from those in its cache after the update."""
         if self._num_slots is None:
             return held_BGSD
         if self._fresh:
