@@ -130,7 +130,7 @@ def test_a_boolean_is_true_or_false_and_nothing_else(kind, name, value):
 
 @pytest.mark.parametrize("value", ["no", 1, np.True_], ids=repr)
 def test_a_rotary_embedding_is_not_switched_on_by_what_is_no_boolean(value):
-    with pytest.raises(TypeError, match="rope must be a Rotary, True, False or None; got"):
+    with pytest.raises(TypeError, match=r"^rope must be"):
         AttentionConfig(d_model=8, num_heads=2, rope=value)
 
 

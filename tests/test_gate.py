@@ -277,16 +277,16 @@ class TestParsing:
         [str, "{}:input".format, "output:input:{}".format, "g1:{}".format, "output:input:r{}".format, "{0},{0}".format],
     )
     def test_an_error_about_a_spelling_of_any_length_is_short(self, spell):
-        with pytest.raises(InputError, match=r"^(gate|Gate\.site) must be") as caught:
+        with pytest.raises(InputError, check=lambda error: error.field in ("gate", "Gate.site")) as caught:
             Gates.parse(spell("1" * 10**6))
         assert len(str(caught.value)) < 1000
-        with pytest.raises(InputError, match="characters") as caught:
+        with pytest.raises(InputError) as caught:
             Gate.from_json(f'{{"{spell("1" * 10**6)}": 1}}')
         assert len(str(caught.value)) < 1000
 
     @pytest.mark.parametrize("value", [None, 3, Gate(), ["g1"]], ids=str)
     def test_only_strings_are_parsed(self, value):
-        with pytest.raises(TypeError, match="gate must be a string"):
+        with pytest.raises(TypeError, match=r"^gate must be"):
             Gate.parse(value)
 
 
