@@ -115,16 +115,6 @@ def test_the_file_says_what_it_is(path):
     assert json.loads(metadata["config"])["gate"] == "g1"
 
 
-def test_saving_again_replaces_the_file_and_leaves_no_other(path):
-    save_model(text_model(gate="none"), path)
-    first = load_model(path)
-    before = [parameter.clone() for parameter in first.parameters()]
-    save_model(text_model(gate="g1"), path)
-    assert str(load_model(path).config.gate) == "g1"
-    assert all(torch.equal(one, other) for one, other in zip(before, first.parameters(), strict=True))
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
 def test_a_loaded_model_does_not_change_with_its_file(path):
     save_model(text_model(), path)
     model = load_model(path)
