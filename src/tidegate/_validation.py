@@ -81,7 +81,7 @@ def require_positive(name: str, value: float) -> None:
         raise InputError(name, expected="a finite number above 0", got=value)
 
 
-def require_mask_shape(given: tuple[int, ...], shape: tuple[int, int, int, int]) -> None:
+def require_mask_shape(given: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Raise InputError unless a mask has two or four axes and broadcasts to (batch, heads, queries, keys).
 
     Three axes are rejected because the first could mean heads or batches.

@@ -88,7 +88,7 @@ def require_documents(documents: Tensor, *, batch: int, num_positions: int) -> N
         raise InputError("documents", expected=f"of shape {(batch, num_positions)}", got=tuple(documents.shape))
 
 
-def require_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
+def require_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
     """Raise unless the mask is a tensor, bool or floating, and broadcasts to (B, H, T, S)."""
     require_tensor("mask", mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
