@@ -19,7 +19,6 @@ from tidegate.torch.observing.statistics import (
     AttentionStatistics,
     KeySet,
     additive,
-    cap_scores,
     grouped_matmul,
     indicator,
     join_parts,
@@ -36,10 +35,9 @@ def with_plain_mask(call: AttentionCall) -> AttentionCall:
     mask = call.mask
     if mask is None or mask.dtype == torch.bool or call.scored:
         return call
-    forbids = mask <= FORBIDDING
-    if bool((forbids | (mask == 0)).all()):
-        return call._replace(mask=~forbids)
-    return call._replace(mask=mask.masked_fill(forbids, float("-inf")))
+    hides = mask <= FORBIDDING
+    only_hides = bool((hides | (mask == 0)).all())
+    return call._replace(mask=~hides if only_hides else mask.masked_fill(hides, -math.inf))
 
 
 @torch.no_grad()
@@ -72,7 +70,7 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
             queries = slice(start, start + size)
             scores = torch.zeros((), dtype=dtype) if call.scored else grouped_matmul(query[:, :, queries], key.mT)
             if call.softcap is not None:
-                cap_scores(scores, call.softcap)
+                scores.div_(call.softcap).tanh_().mul_(call.softcap)
             if call.mask is not None:
                 scores = scores + _mask_of_keys(call, queries, chosen_BN, dtype)
             scores = scores.masked_fill(hidden_B11N, -math.inf)
@@ -100,10 +98,10 @@ def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype:
 def statistics_in_parts(call: AttentionCall, *, keys: KeySet, heat: bool) -> AttentionStatistics:
     """Return the statistics of a call, which is causal only for S = T, computed part by part."""
     num_rows, num_groups = call.query.shape[0], call.key.shape[1]
-    group_size = call.query[0].numel() // num_groups
+    group_elements = call.query[0].numel() // num_groups
     # Threads get equal query ranges, and late causal queries cost most: keep at least one head per thread.
-    num_heads = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
-    size = max(1, _PART // (group_size * num_groups))
+    num_heads = min(num_groups, max(torch.get_num_threads(), _PART // group_elements))
+    size = max(1, _PART // (group_elements * num_groups))
     by_rows: list[AttentionStatistics] = []
     for row in range(0, num_rows, size):
         rows = slice(row, row + size)
@@ -117,7 +115,7 @@ def statistics_in_parts(call: AttentionCall, *, keys: KeySet, heat: bool) -> Att
 
 
 def _part(call: AttentionCall, rows: slice, groups: slice) -> AttentionCall:
-    """Return some rows and key/value heads of a call, with the query heads that these serve."""
+    """Return some rows and key/value heads of a call, with the query heads of these groups."""
     group_size = call.query.shape[1] // call.key.shape[1]
     heads = slice(groups.start * group_size, groups.stop * group_size)
     mask = call.mask

@@ -2,11 +2,10 @@
 
 Attention made of separate operators is recognized by `decomposed_attention.py`.
 
-A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd
-decomposes it first: into one fused kernel, which the mode receives, or into plain matrix products, which no longer show
-that they are one call. So a kernel registered here while anything is observed receives the whole call before autograd
-and then does what PyTorch would have done. The mode receives the rest: inference mode, and fused kernels called by
-name.
+A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd first
+decomposes it into a fused kernel, which the mode receives, or into plain matrix products. So while anything is
+observed, a kernel registered here receives the whole call before autograd, and then runs PyTorch's own. The mode
+receives the rest: inference mode, and fused kernels called by name.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -102,8 +101,8 @@ class AttentionCalls(TorchDispatchMode):
     """While entered, passes every attention call of this thread to `see`, once, after it has run.
 
     `miss` receives the reason if a softmax enters a batched product and the two are not certain to be attention. Calls
-    that `see` makes itself are ignored, as are calls in a backward pass, which repeat those of a checkpoint, inside
-    `torch.func` transforms, of nested tensors, and on the meta device.
+    made by `see` are ignored, as are calls in a backward pass, where checkpoints repeat them, inside `torch.func`
+    transforms, of nested tensors, and on the meta device.
     """
 
     supports_higher_order_operators = True
@@ -135,8 +134,11 @@ class AttentionCalls(TorchDispatchMode):
         follows = not (_state.hidden or _state.decomposed_hidden or in_backward() or inside_transform())
         if func in COMPOSITES and follows:
             # It arrives whole in inference mode: follow its parts.
-            with self._entered_again():
+            super().__enter__()
+            try:
                 return func.decompose(*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)
         result = func(*args, **kwargs)
         if func in _WATCHED:
             self.look(func, args, kwargs, result)
@@ -147,26 +149,17 @@ class AttentionCalls(TorchDispatchMode):
                 self._report(found)
         return result
 
-    @contextmanager
-    def _entered_again(self) -> Generator[None]:
-        super().__enter__()
-        try:
-            yield
-        finally:
-            super().__exit__(None, None, None)
-
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Report the call, unless it is hidden or ignored."""
         # By the names in the operator's schema.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-        if func is ATTEND_IN_BLOCKS:
-            named = whole_call(*named.values())
-        if _state.hidden or is_ignored(named["query"]):
-            return
-        _state.num_kernel_calls += 1
         # A kernel may also return its log-partition.
         output = result[0] if isinstance(result, tuple) else result
-        self._report(_as_call(named, output.transpose(1, 2) if func is ATTEND_IN_BLOCKS else output))
+        if func is ATTEND_IN_BLOCKS:
+            named, output = whole_call(*named.values()), output.transpose(1, 2)
+        if not _state.hidden and not is_ignored(named["query"]):
+            _state.num_kernel_calls += 1
+            self._report(_as_call(named, output))
 
     def _report(self, call: AttentionCall) -> None:
         # Run our own operators outside this mode: dispatching each one is slow.
