@@ -61,7 +61,7 @@ def continue_text(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[bytes]:
-    """Generate text after a prompt, given as text or tokens, and yield it piece by piece in whole characters.
+    """Generate text after a prompt, given as text or tokens, and yield it in pieces of whole characters.
 
     The options are those of `tidegate.torch.generate`; the same seed gives the same text.
 
@@ -165,11 +165,13 @@ def continuations(
     much preceding context as fits. A context must have at least one token.
     """
     decoder, _ = _require_text_model(model)
-    windows = [
-        (number, inputs, targets)
-        for number, (context, continuation) in enumerate(requests)
-        for inputs, targets in _prediction_windows(context, continuation, length)
-    ]
+    windows: list[tuple[int, list[int], list[int]]] = []
+    for number, (context, continuation) in enumerate(requests):
+        tokens = [*context, *continuation]
+        for start in range(len(context), len(tokens), length):
+            end = min(start + length, len(tokens))
+            # The targets of a block belong to its last inputs.
+            windows.append((number, tokens[max(0, end - 1 - length) : end - 1], tokens[start:end]))
     # Windows of similar length need little padding.
     windows.sort(key=lambda window: len(window[1]))
     totals, greedy = [0.0] * len(requests), [True] * len(requests)
@@ -185,16 +187,6 @@ def continuations(
     return [Continuation(total, likeliest) for total, likeliest in zip(totals, greedy, strict=True)]
 
 
-def _prediction_windows(
-    context: list[int], continuation: list[int], length: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the inputs, at most `length`, and the targets of each block, which belong to its last inputs."""
-    tokens = [*context, *continuation]
-    for start in range(len(context), len(tokens), length):
-        end = min(start + length, len(tokens))
-        yield tokens[max(0, end - 1 - length) : end - 1], tokens[start:end]
-
-
 def require_decoder(model: LanguageModel) -> TransformerLM:
     """Return a model's module; raise InputError if it is not one of ours."""
     if not isinstance(model.module, TransformerLM):
@@ -205,6 +197,7 @@ def require_decoder(model: LanguageModel) -> TransformerLM:
 
 
 def _require_text_model(model: LanguageModel) -> tuple[TransformerLM, Decode]:
+    """Return a model's module and the decoder of its tokenizer; raise InputError if it cannot process text."""
     decoder = require_decoder(model)
     if model.decode is None:
         expected = f"one with a known tokenizer for its {model.vocab_size:,} tokens"
