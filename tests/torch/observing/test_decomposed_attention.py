@@ -184,8 +184,7 @@ def test_operators_that_only_resemble_attention_are_left_out_and_named(kind, dro
     model = nn.Sequential(Decomposed(), Decomposed(**UNCERTAIN[kind], dropout=dropout)).train()
     with observe(model) as watcher:
         model(inputs())
-    # Blocks of weights that are put together are not followed.
-    with nullcontext() if kind == "blocks" else pytest.warns(UserWarning, match="1 has a softmax"):
+    with pytest.warns(UserWarning, match="1 has a softmax"):
         found = watcher.observation()
     assert [layer.name for layer in found.layers] == ["0"]
 

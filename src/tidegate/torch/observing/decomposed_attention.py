@@ -52,7 +52,7 @@ class _Product(NamedTuple):
     """A product that may become scores."""
 
     storage: StorageWeakRef
-    """Kept so that no other storage takes its address."""
+    """Stored so that no other storage gets the same address."""
     query_NTD: Tensor
     key_NDS: Tensor
 
@@ -98,6 +98,10 @@ class DecomposedAttention:
             if weights is not None and probability < 1:
                 weights.noise.append(kept / (1 - probability))
             self._pass_on((given,), dropped)
+        elif func is _aten.cat.default:
+            # Weights that are put together are not those of one softmax, and their product is reported.
+            for weights in filter(None, map(self._weights_in, args[0])):
+                weights.storages[_storage_id(result)] = StorageWeakRef(result.untyped_storage())
         elif self._products or self._pending:
             self._pass_on(args, result[0] if isinstance(result, tuple) and result else result)
         return None
