@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -209,10 +210,8 @@ def _require_text_model(model: LanguageModel) -> tuple[TransformerLM, Decode]:
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """Return the text without an incomplete character at its end."""
-    for missing in range(1, 4):
-        if len(text) >= missing and text[-missing] >= 0b1100_0000:
-            needed = 2 if text[-missing] < 0b1110_0000 else 3 if text[-missing] < 0b1111_0000 else 4
-            return text[:-missing] if needed > missing else text
+    """Return the text without an incomplete character at its end; other invalid bytes stay."""
+    # The incremental decoder holds back the bytes of an incomplete character.
+    whole = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(text)
     # A tokenizer decodes an incomplete character to this one.
-    return text.removesuffix("�".encode())
+    return whole.removesuffix("\N{REPLACEMENT CHARACTER}").encode("utf-8", "surrogateescape")
