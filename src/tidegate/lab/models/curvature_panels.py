@@ -11,7 +11,7 @@ from tidegate.report.page import Column, Lines, Page, Panel, Prose, Section, Ser
 
 
 def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...]:
-    """Return curves over layers and a table, for models by their labels; nothing without models."""
+    """Return curves over layers and a table, for models by label; an empty tuple without models."""
     if not measured:
         return ()
     medians = (

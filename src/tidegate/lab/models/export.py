@@ -19,8 +19,8 @@ TOKENIZER_FILE = "tokenizer.json"
 def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
     """Write a folder for `AutoModelForCausalLM.from_pretrained`.
 
-    A decoder that transformers has too becomes a Llama or Qwen3, which loads without Tidegate and accepts `add_gates`.
-    Any other loads after `import tidegate.torch.hf`.
+    A decoder with an equivalent in transformers becomes a Llama or Qwen3, which loads without Tidegate and accepts
+    `add_gates`. Any other loads after `import tidegate.torch.hf`.
 
     Args:
         model: The model.
@@ -77,7 +77,7 @@ def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = ""
     if not config.gates:
         raise InputError("model", expected=expected, got="one without a gate", hint=remedy)
     if not config.qk_norm:
-        hint = f"Train one with a gate that fits, such as g1, and with qk_norm. {remedy}"
+        hint = f"Train a model with qk_norm and a gate that fits, such as g1. {remedy}"
         raise InputError("model", expected=expected, got="one without qk_norm", hint=hint)
     try:
         exported = _as_qwen3_next(model)

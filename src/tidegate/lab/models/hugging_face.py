@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,20 +60,16 @@ _EXTRA_NUMBERS = 1 << 22
 _EXTRA_BUFFER_BYTES = 1 << 26
 
 
-class Pretrained(NamedTuple):
-    """A model, and the names of tensors in its files that its class does not use."""
-
-    model: Any
-    unread: tuple[str, ...]
-
-
-def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> Pretrained:
+def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> tuple[Any, tuple[str, ...]]:
     """Load the language model in a folder, for evaluation.
 
     Args:
         folder: The folder.
         attention: The attention implementation of transformers; None takes its default.
         dtype: The dtype to load in; None keeps the saved one.
+
+    Returns:
+        The model, and the names of tensors in its files that its class does not use.
 
     Raises:
         InputError: The folder has no model that can be loaded.
@@ -112,7 +108,7 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
     _require_no_more_layers(model, unread, folder)
     with silent_transformers(), _transformers_errors(folder, "a folder with a model that runs"), torch.no_grad():
         model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
-    return Pretrained(model, unread)
+    return model, unread
 
 
 def declares_gates(folder: Path) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from tidegate._json import finite
 from tidegate._text import number_of
@@ -30,20 +30,18 @@ from tidegate.report.page import (
 from tidegate.torch.observing import (
     CLOSED_BELOW,
     HISTOGRAM_EDGES,
-    GateSummary,
     LayerObservation,
     Observation,
     statistic_names,
 )
 
-_GateMetric: TypeAlias = Callable[[GateSummary], Sequence[float] | None]
-
-_GATE_METRICS: tuple[tuple[str, str, _GateMetric], ...] = (
-    ("mean gate", "Mean gate", lambda gate: gate.mean),
-    (f"share below {CLOSED_BELOW}", f"Share of gate values below {CLOSED_BELOW}", lambda gate: gate.below),
-    ("saturated share", "Share of gate values near an end of their range", lambda gate: gate.saturated),
-    ("spread over tokens", "Standard deviation of gates over tokens", lambda gate: gate.token_spread),
+_GATE_METRICS = (
+    ("mean", "mean gate", "Mean gate"),
+    ("below", f"share below {CLOSED_BELOW}", f"Share of gate values below {CLOSED_BELOW}"),
+    ("saturated", "saturated share", "Share of gate values near an end of their range"),
+    ("token_spread", "spread over tokens", "Standard deviation of gates over tokens"),
 )
+"""Fields of `GateSummary`, with a name and a title."""
 
 _POINTS = 128
 """Points of a curve over positions."""
@@ -125,7 +123,7 @@ def _attention_maps(observation: Observation) -> Iterator[View]:
 
 
 def _gate_maps(observation: Observation) -> Iterator[View]:
-    for name, title, metric in _GATE_METRICS:
+    for metric, name, title in _GATE_METRICS:
         every = {site: [_of_gate(layer, site, metric) for layer in observation.layers] for site in _sites(observation)}
         maps = {site: rows for site, rows in every.items() if any(rows)}
         if maps:
@@ -133,10 +131,9 @@ def _gate_maps(observation: Observation) -> Iterator[View]:
             yield View(label=name, panel=layer_head_maps(f"{title}: {words}", name, maps))
 
 
-def _of_gate(layer: LayerObservation, site: str, metric: _GateMetric) -> Numbers:
+def _of_gate(layer: LayerObservation, site: str, metric: str) -> Numbers:
     """Return one number per head of the site; none if the layer has no such gate, or the gate no such number."""
-    values = metric(layer.gates[site]) if site in layer.gates else None
-    return tuple(map(finite, values or ()))
+    return tuple(map(finite, getattr(layer.gates.get(site), metric, None) or ()))
 
 
 def _sites(observation: Observation) -> list[str]:
@@ -153,14 +150,14 @@ def _head_table(observation: Observation) -> Table:
             Column(title=f"{name}, spread", digits=3, help="Standard deviation over queries.")
             for name in (statistic_names(observation.keys)["mass"], "entropy")
         ),
-        *(Column(title=f"{site}: {name}", digits=3) for site in sites for name, _, _ in _GATE_METRICS[:2]),
+        *(Column(title=f"{site}: {name}", digits=3) for site in sites for _, name, _ in _GATE_METRICS[:2]),
     )
     rows: list[tuple[float | None, ...]] = []
     for place, layer in enumerate(observation.layers):
         for head in range(layer.num_heads):
             means = [_head_means(layer, each.key)[head] for each, _ in statistics]
             spreads = [finite(layer.heads[key][head].std) for key in ("mass", "entropy")]
-            gates = [_of_gate(layer, site, metric) for site in sites for _, _, metric in _GATE_METRICS[:2]]
+            gates = [_of_gate(layer, site, metric) for site in sites for metric, _, _ in _GATE_METRICS[:2]]
             # A site with fewer heads has one gate per group of query heads.
             of_head = [values[head * len(values) // layer.num_heads] if values else None for values in gates]
             rows.append((float(place), float(head), *means, *spreads, *of_head))

@@ -85,7 +85,7 @@ class SharedPatch:
 
 
 class _ThreadState(threading.local):
-    """Per-thread state: active watchers, what is hidden from them, and the number of intercepted kernel calls."""
+    """Per-thread state: active watchers, hidden kinds of calls, and the number of intercepted kernel calls."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []

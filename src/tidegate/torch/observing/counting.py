@@ -25,7 +25,7 @@ from tidegate.torch.observing.statistics import (
 )
 
 _LEAST_SCORE = -6e4
-"""A lower score is masked for certain: no model has such scores, and masks of half precision add -65,504."""
+"""Lower scores are always masked: no model has such scores, and half-precision masks add -65,504."""
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""

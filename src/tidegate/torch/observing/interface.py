@@ -40,7 +40,7 @@ _HEADS = ("query", "key", "value")
 _ARGUMENTS = (*_HEADS, "attention_mask")
 """The arguments of every attention function after the module, in order."""
 _NUM_CHECKED = 4
-"""Queries of a call whose output is compared with what the function returned."""
+"""Number of queries of a call at which the output is checked."""
 
 _See = Callable[[AttentionCall], None]
 
@@ -83,7 +83,7 @@ def _patch_lookup() -> Callable[[], None] | None:
         return partial(_attend, function) if function is default and _state.watching else function
 
     def remove() -> None:
-        # If other code has wrapped our lookup, ours stays: it does nothing while nothing is observed.
+        # If other code has wrapped our lookup, ours stays: without watchers it has no effect.
         if table.get_interface is watched:
             table.get_interface = stock
 

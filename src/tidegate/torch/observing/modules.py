@@ -90,7 +90,7 @@ def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list
 
 
 class _Hook:
-    """A hook that runs only in the thread that made it; its copies, as in a copied model, do nothing."""
+    """A hook that runs only in the thread that made it; copies of it, as in a copied model, have no effect."""
 
     def __init__(self, act: Callable[..., None] | None) -> None:
         self._act = act

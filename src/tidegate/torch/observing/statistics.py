@@ -55,7 +55,7 @@ class AttentionCall(NamedTuple):
     mask: Tensor | None
     """Bool (True = attend) or added to the scores; four axes."""
     causal: bool
-    """Whether query i sees no key after key i, for any T and S."""
+    """Whether query i may see only keys up to i, for any T and S."""
     scale: float | None
     """None is 1/sqrt(D)."""
     output: Tensor | None = None
@@ -65,7 +65,7 @@ class AttentionCall(NamedTuple):
     sink_H: Tensor | None = None
     """Sink logits in the softmax of the call itself, not those of a layer around it."""
     scored: bool = False
-    """Whether the mask, (B, H, T, S), is the scores themselves, hidden up to -5,000; the queries add nothing."""
+    """Whether the mask, (B, H, T, S), is the final scores, where up to -5,000 hides a key; queries are not used."""
 
     @property
     def factor(self) -> float:
@@ -275,7 +275,7 @@ def _fused_parts(call: AttentionCall) -> Iterator[AttentionStatistics]:
     query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.query, call.key))
     padding = call.key.new_zeros(*call.key.shape[:-1], spare)
     value = torch.cat((call.key, call.value, padding), dim=-1)
-    # The kernel's own causality needs no mask, but aligns the first query with the first key.
+    # The kernel's causality needs no mask, but aligns the first query with the first key.
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
     alike = not rest.causal and (call.mask is None or call.mask.shape[2] == 1)
@@ -319,7 +319,7 @@ def _plain_parts(call: AttentionCall, heat: bool) -> Iterator[AttentionStatistic
             weights.masked_fill_(empty.unsqueeze(-1), 0)
         # The largest weight is 1/Z with Z the sum of exp(score - peak).
         log_total = -weights.amax(dim=-1).masked_fill(empty, 1).log()
-        # A key without weight adds nothing, even if its score is -inf: any finite number works.
+        # A key without weight contributes 0: any finite number can replace a score of -inf.
         reduced = scores.sub_(peak.unsqueeze(-1)).clamp_(min=-_WEIGHTLESS)
         mean = torch.linalg.vecdot(weights, reduced)
         sums_BHTC = grouped_matmul(weights, call.value[:, :, keys])
