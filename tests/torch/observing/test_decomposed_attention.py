@@ -289,29 +289,3 @@ def test_a_call_that_a_checkpoint_repeats_is_counted_once(reentrant):
         x = inputs().requires_grad_()
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
     assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
-
-
-@torch.no_grad()
-def test_scores_after_a_cache_continue_the_sequence():
-    class Cached(Decomposed):
-        def forward(self, x):
-            self.seen = x if self.seen is None else torch.cat((self.seen, x), 1)
-            _, k, v = self.project(self.seen).view(2, -1, 3, 4, 4).permute(2, 0, 3, 1, 4)
-            q = self.project(x).view(2, -1, 3, 4, 4).permute(2, 0, 3, 1, 4)[0]
-            start, stop = self.seen.shape[1] - x.shape[1], self.seen.shape[1]
-            output = matmul(q, k, self.mask[start:stop, :stop]) @ v
-            return self.out(output.transpose(1, 2).reshape(x.shape))
-
-    model, whole = Cached(), Decomposed()
-    model.seen = None
-    with observe(model) as watcher:
-        for part in inputs().split((5, 3, 1), dim=1):
-            model(part)
-    found = watcher.observation().layers[0]
-    with observe(whole) as watcher:
-        whole(inputs())
-    expected = watcher.observation().layers[0]
-    assert found.positions == expected.positions == tuple(range(9))
-    for statistic in expected.by_position:
-        mine, theirs = (torch.tensor(layer.by_position[statistic]) for layer in (found, expected))
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)

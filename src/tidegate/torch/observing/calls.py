@@ -85,13 +85,11 @@ class SharedPatch:
 
 
 class _ThreadState(threading.local):
-    """Per-thread state: active watchers, hidden kinds of calls, and the number of intercepted kernel calls."""
+    """The watchers of each thread, and whether calls are hidden from them."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []
         self.hidden = False
-        self.decomposed_hidden = False
-        self.num_kernel_calls = 0
 
 
 _state = _ThreadState()
@@ -131,7 +129,7 @@ class AttentionCalls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and report an attention call that it is or completes."""
         kwargs = kwargs or {}
-        follows = not (_state.hidden or _state.decomposed_hidden or in_backward() or inside_transform())
+        follows = not (_state.hidden or in_backward() or inside_transform())
         if func in COMPOSITES and follows:
             # It arrives whole in inference mode: follow its parts.
             super().__enter__()
@@ -158,7 +156,6 @@ class AttentionCalls(TorchDispatchMode):
         if func is ATTEND_IN_BLOCKS:
             named, output = whole_call(*named.values()), output.transpose(1, 2)
         if not _state.hidden and not is_ignored(named["query"]):
-            _state.num_kernel_calls += 1
             self._report(_as_call(named, output))
 
     def _report(self, call: AttentionCall) -> None:
@@ -195,17 +192,6 @@ def hide_calls() -> Generator[None]:
         yield
     finally:
         _state.hidden = before
-
-
-@contextmanager
-def hide_decomposed_calls() -> Generator[Callable[[], bool]]:
-    """Hide attention made of separate operators; yield a function that returns whether a kernel was called since."""
-    before, _state.decomposed_hidden = _state.decomposed_hidden, True
-    num_before = _state.num_kernel_calls
-    try:
-        yield lambda: _state.num_kernel_calls > num_before
-    finally:
-        _state.decomposed_hidden = before
 
 
 def calls_are_hidden() -> bool:

@@ -31,7 +31,6 @@ from tidegate.torch.observing.calls import (
     SharedPatch,
     calls_are_hidden,
     hide_calls,
-    hide_decomposed_calls,
     is_ignored,
 )
 from tidegate.torch.observing.statistics import AttentionCall, with_sink
@@ -102,10 +101,8 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
     # With dropout, the output does not verify the arguments; the softmax can be recognized unless it has a sink.
     if call is None or (drops and call.sink_H is None):
         return function(module, *args, **options)
-    with hide_decomposed_calls() as a_kernel_was_called:
+    with hide_calls():
         result = function(module, *args, **options)
-    if a_kernel_was_called():
-        return result
     with torch.no_grad(), hide_calls(), _disable_current_modes():
         call = call._replace(output=_output(result, call))
         if call.output is not None and (drops or _implies_output(call)):
