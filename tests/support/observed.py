@@ -1,4 +1,4 @@
-"""What an observation should say, from the whole matrix of weights in float64; and the comparison of the two."""
+"""Expected statistics from the whole matrix of weights in float64, and their comparison with an observation."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 INF = float("inf")
 TOLERANCE = 1e-6
-"""How far a statistic may be from the plain computation in float64."""
+"""Largest allowed difference of a statistic from the plain computation in float64."""
 
 
 class Attention(nn.Module):
@@ -36,7 +36,7 @@ def weights_and_scores(q, k, v, *, attn_mask=None, is_causal=False, scale=None, 
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, -INF)
     elif attn_mask is not None:
-        # What a model writes to forbid, be it the least number of its dtype or -10,000, has no weight at all.
+        # Values up to -10,000, such as the smallest number of a dtype, hide a key.
         scores = scores + attn_mask.double().masked_fill(attn_mask <= -1e4, -INF)
     weights = scores.softmax(-1).nan_to_num(0.0)
     return weights, scores.masked_fill(scores == -INF, 0.0)
@@ -60,7 +60,7 @@ def plain_statistics(weights, scores, norms_BHS, in_set):
 
 
 def several_keys(weights):
-    """(B, H, T) bool: queries with weight on more than one key, which are those that count in means."""
+    """(B, H, T) bool: queries with weight on more than one key, which enter means."""
     return (weights > 0).sum(-1) > 1
 
 
@@ -89,7 +89,7 @@ def assert_curves(layer, statistic, values_BHT, counted_BHT, first=0):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Record the most elements that any new tensor holds in memory; a view is not new."""
+    """Record the largest number of elements of a new tensor; a view is not new."""
 
     num_elements = 0
 

@@ -1,4 +1,4 @@
-"""Compare what `observe` sees of a tiny model of each causal type with the weights that its layers return."""
+"""Compare observations of a tiny model of each causal type with the weights that its layers return."""
 
 import warnings
 from contextlib import ExitStack
@@ -13,19 +13,19 @@ from tidegate.torch.observing import observe
 from tidegate.torch.retrofit.interface import calls_interface
 
 CLOSE = 1e-5
-"""How far a statistic may be from that of the materialised weights, relative to 1 + its size."""
+"""Largest allowed difference of a statistic from that of the returned weights, relative to 1 + its size."""
 LENGTH = 12
 REASONS = {
     "prophetnet": "its layers attend from several streams of queries at once",
     "reformer": "it hashes keys into buckets, and has no softmax over keys",
 }
-"""Why a type with softmax attention is not observed."""
+"""Types that are not observed, with the reason."""
 ATTENDS_TWICE = ("diffllama",)
 """Types whose layers attend twice with the same weights, and return them once."""
 
 
 class Examined(NamedTuple):
-    """What was found of one type."""
+    """The result for one type."""
 
     model_type: str
     observed: bool
@@ -33,14 +33,14 @@ class Examined(NamedTuple):
     """Why it is not observed; empty if it is."""
     num_layers: int = 0
     apart: float = 0.0
-    """Largest distance of a statistic to that of the materialised weights, relative to 1 + its size."""
+    """Largest difference of a statistic from that of the returned weights, relative to 1 + its size."""
 
 
-def examine(model_type, *, as_built_alone=False):
-    """Observe a tiny model as it is built, and once more with `eager` attention, beside the weights of that run.
+def examine(model_type):
+    """Observe a tiny model with its default attention and with `eager` attention, and compare with the eager weights.
 
-    Raises AssertionError if a statistic is not that of the weights, if a layer that attends was not seen, or if
-    observing changes what the model says.
+    Raises AssertionError if a statistic differs from that of the weights, if a layer that attends was not observed, or
+    if observing changes the logits.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,20 +52,19 @@ def examine(model_type, *, as_built_alone=False):
             return Examined(model_type, observed=False, why=REASONS.get(model_type, str(error)))
         eager = model_types.build(model_type, attn_implementation="eager")
         require_every_layer(model, inputs, as_built)
-        every = [as_built]
-        if not as_built_alone:
-            every.append(spelled_out := observed(eager, inputs))
-            require_every_layer(eager, inputs, spelled_out)
-        weights = layer_weights(eager, inputs, [layer.name for layer in every[-1].layers])
+        with_eager = observed(eager, inputs)
+        require_every_layer(eager, inputs, with_eager)
+        weights = layer_weights(eager, inputs, [layer.name for layer in with_eager.layers])
     times = 1 + (model_type in ATTENDS_TWICE)
-    apart = max(distance(layer, weights[layer.name] * times) for found in every for layer in found.layers)
+    layers = (*as_built.layers, *with_eager.layers)
+    apart = max(distance(layer, weights[layer.name] * times) for layer in layers)
     assert apart <= CLOSE, f"{model_type}: a statistic is {apart:.2g} away from that of the weights"
     return Examined(model_type, observed=True, num_layers=len(as_built.layers), apart=apart)
 
 
 @torch.no_grad()
 def observed(model, inputs, **options):
-    """What is observed of one forward pass, which is held against one that nobody observes."""
+    """The observation of one forward pass, whose logits are compared with an unobserved one."""
     before = model(**inputs).logits
     with observe(model, **options) as watcher:
         after = model(**inputs).logits
@@ -75,7 +74,7 @@ def observed(model, inputs, **options):
 
 @torch.no_grad()
 def require_every_layer(model, inputs, found):
-    """Raise AssertionError unless all modules that ran and look their attention up are in `found`."""
+    """Raise AssertionError unless `found` has all modules that ran and call the attention interface."""
     attended = set()
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -88,7 +87,7 @@ def require_every_layer(model, inputs, found):
             hooks.callback(module.register_forward_hook(note).remove)
         model(**inputs)
     seen = {layer.name.split(" (")[0] for layer in found.layers}
-    assert attended <= seen, f"{type(model).__name__}: not seen are {sorted(attended - seen)}"
+    assert attended <= seen, f"{type(model).__name__}: {sorted(attended - seen)} were not observed"
 
 
 @torch.no_grad()
@@ -112,7 +111,7 @@ def layer_weights(model, inputs, names):
 
 
 def matrices(result):
-    """The tensors with four axes in what a layer returns."""
+    """The tensors with four axes in the result of a layer."""
     for each in result if isinstance(result, tuple | list) else (result,):
         if isinstance(each, Tensor) and each.ndim == 4:
             yield each
@@ -121,7 +120,7 @@ def matrices(result):
 
 
 class LogSums(TorchFunctionMode):
-    """Keep the log-partitions that a model asks PyTorch for."""
+    """Record the log-partitions that a model computes with `torch.logsumexp`."""
 
     def __init__(self):
         super().__init__()
@@ -135,13 +134,13 @@ class LogSums(TorchFunctionMode):
 
 
 def with_sink_mass(module, weights, log_partitions):
-    """The weights with the sink in their denominator, and its own."""
+    """The weights with the sink in their denominator, and the weight on the sink."""
     weights = weights.double()
     kind = type(module).__name__
     if kind == "XLNetRelativeAttention":
         weights = weights.permute(2, 3, 0, 1)
     if kind == "BltCrossAttention":
-        # A patch without bytes may see nothing, for which there are equal weights on all.
+        # A patch without bytes may see nothing; its weights are equal for all keys.
         weights = weights.masked_fill((weights == weights[..., :1]).all(-1, keepdim=True), 0)
     if getattr(module, "sinks", None) is None:
         return weights, None
@@ -152,7 +151,7 @@ def with_sink_mass(module, weights, log_partitions):
 
 
 def distance(layer, calls):
-    """How far the layer's means by head are from those of the weights, at most."""
+    """Largest difference of the layer's means by head from those of the weights."""
     by_call = [from_weights(*call) for call in calls]
     apart = 0.0
     for statistic in by_call[0]:

@@ -1,6 +1,6 @@
-"""Tiny models of encoders, of encoders with decoders, and of models of images and sound, as far as generic sizes do.
+"""Tiny encoders, encoder-decoders, and models of images and sound, where generic sizes suffice to build one.
 
-They are counted beside the causal types in docs/models-supported.md. What cannot be built small is left out.
+docs/models-supported.md counts them beside the causal types.
 """
 
 import warnings
@@ -41,7 +41,7 @@ SIZES = {
     "decoder_start_token_id": 1,
 }
 LARGEST = 3_000_000
-"""Weights of a model that is still small."""
+"""Largest number of weights of a small model."""
 
 
 def build(kind, model_type):
@@ -57,12 +57,15 @@ def build(kind, model_type):
         torch.manual_seed(0)
         return model_class(config).eval()
     except Exception:
-        # A type may want anything that generic sizes do not have.
+        # A type may need options that generic sizes do not have.
         return None
 
 
 def check_gates(kind, model_type, gate):
-    """Add gates to a tiny model; True if they keep the bits and learn, False if refused, None if there is no model."""
+    """Add gates to a tiny model and check that they keep its outputs bitwise and train.
+
+    Return None if there is no model, and False if the gates are rejected.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = build(kind, model_type)
@@ -76,7 +79,7 @@ def check_gates(kind, model_type, gate):
         inputs = probe_inputs(model)
         before = run_probe(model, inputs)
         stir(model)
-        assert not bitwise_equal(run_probe(model, inputs), before), "gates that do nothing"
+        assert not bitwise_equal(run_probe(model, inputs), before), "gates have no effect"
         output = (each for each in model(**inputs).to_tuple() if isinstance(each, torch.Tensor) and each.requires_grad)
         sum(each.float().square().sum() for each in output).backward()
         assert all(weight.grad is not None and weight.grad.any() for weight in gate_parameters(model)), "no gradient"

@@ -8,7 +8,7 @@ from torch import nn
 from tidegate.geometry import GeometryError, input_chart, sectional_curvature
 from tidegate.lab.models.curvature import model_curvature
 from tidegate.lab.models.curvature_panels import curvature_panels
-from tidegate.lab.models.language_models import LanguageModel, load_language_model, token_windows
+from tidegate.lab.models.language_models import LanguageModel, load_language_model
 from tidegate.lab.training.measurements import Sampling
 from tidegate.torch import TransformerConfig, TransformerLM, save_model
 
@@ -25,35 +25,14 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "notes.txt"
-    path.write_text("the sea rises and the gate falls. " * 40)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        vocab_size=64,
-        max_position_embeddings=32,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=64)).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tokens") / "tokens.npy"
-    np.save(path, np.random.default_rng(0).integers(0, 64, 300).astype(np.uint8))
-    return str(path)
 
 
 def toy(layers):
@@ -64,15 +43,8 @@ def toy(layers):
         for layer in layers:
             x = layer(x)
 
-    return LanguageModel(
-        name="toy",
-        module=nn.ModuleList(layers),
-        run=run,
-        blocks=tuple(layers),
-        encode=list,
-        vocab_size=256,
-        max_length=None,
-    )
+    parts = {"module": nn.ModuleList(layers), "run": run, "blocks": tuple(layers), "encode": list}
+    return LanguageModel(name="toy", **parts, vocab_size=256, max_length=None)
 
 
 class Bowl(nn.Module):
@@ -114,28 +86,13 @@ def test_a_layer_of_ours_has_the_curvature_of_its_input_chart(saved):
 
 
 @pytest.mark.parametrize("part", ["attention", "block"])
-def test_a_hugging_face_model_is_measured_layer_by_layer(llama, tokens, part):
-    model = load_language_model(llama)
-    windows = token_windows(model, tokens, length=8, count=2)
-    measured = model_curvature(model, windows, Sampling(part=part, num_positions=2, num_planes=3))
+def test_a_hugging_face_model_is_measured_layer_by_layer(llama, part):
+    model, sampling = load_language_model(llama), Sampling(part=part, num_positions=2, num_planes=3)
+    windows = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
+    measured = model_curvature(model, windows, sampling)
     assert [layer.layer for layer in measured.layers] == [0, 1]
     assert all(layer.count == 12 and layer.magnitude > 0 for layer in measured.layers)
-
-
-def test_the_same_seed_gives_the_same_numbers(saved, text):
-    model = load_language_model(saved.parent)
-    windows = token_windows(model, text, length=8, count=2)
-    assert model_curvature(model, windows, FEW) == model_curvature(model, windows, FEW)
-
-
-def test_windows_are_spread_over_the_text_and_do_not_overlap(saved, text):
-    model = load_language_model(saved)
-    whole = list(b"the sea rises and the gate falls. " * 40)
-    windows = token_windows(model, text, length=10, count=4)
-    available = len(whole) // 10
-    starts = [row * available // 4 * 10 for row in range(4)]
-    assert windows.tolist() == [whole[start : start + 10] for start in starts]
-    assert len(token_windows(model, text, length=600, count=4)) == 2
+    assert model_curvature(model, windows, sampling) == measured
 
 
 def test_a_layer_without_a_second_derivative_is_named():
@@ -143,7 +100,7 @@ def test_a_layer_without_a_second_derivative_is_named():
         def forward(self, x):
             return x.round()
 
-    with pytest.raises(GeometryError, match="Layer 0, position 1"):
+    with pytest.raises(GeometryError, match="Layer 0"):
         model_curvature(toy([Step()]), torch.tensor([[1, 2, 3]]), Sampling(part="block"))
 
 
@@ -152,15 +109,13 @@ def test_blocks_without_a_known_attention_are_rejected_with_a_remedy():
         model_curvature(toy([Affine()]), torch.tensor([[1, 2, 3]]))
 
 
-@pytest.mark.parametrize("option", ["num_positions", "num_planes"])
-def test_a_sample_has_at_least_one_of_each(option):
-    with rejects(option):
-        Sampling(**{option: 0})
+def test_a_sample_has_at_least_one_plane():
+    with rejects("num_planes"):
+        Sampling(num_planes=0)
 
 
-def test_panels_show_models_side_by_side(saved, text):
-    model = load_language_model(saved)
-    measured = model_curvature(model, token_windows(model, text, length=8, count=1), FEW)
+def test_panels_show_models_side_by_side(saved):
+    measured = model_curvature(load_language_model(saved), torch.arange(8)[None], FEW)
     views, table = curvature_panels({"one": measured, "other": measured})
     assert [series.label for series in views.views[0].panel.series] == ["one", "other"]
     assert len(table.rows) == 4

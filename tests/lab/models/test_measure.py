@@ -27,13 +27,9 @@ def coarsely(monkeypatch):
     monkeypatch.setattr(measure, "_SAMPLING", COARSE)
 
 
-def probe_of(inputs):
-    return Batch(inputs, inputs)
-
-
 def layers_of(gate, **options):
     tokens = torch.randint(256, (3, 16), generator=torch.Generator().manual_seed(0))
-    return measure_layers(build_model(model_of(gate, **options), seed=0), probe_of(tokens), run="a")
+    return measure_layers(build_model(model_of(gate, **options), seed=0), Batch(tokens, tokens), run="a")
 
 
 @pytest.mark.parametrize(("gate", "free"), [("none", 64), ("g5", 64), ("g1-head", 64), ("g1", 8), ("bma", 8)])
@@ -54,7 +50,8 @@ def test_every_layer_has_its_curvature(monkeypatch):
 def test_the_model_does_not_change():
     model = build_model(model_of("bma"), seed=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measure_layers(model, probe_of(torch.zeros(2, 16, dtype=torch.long)), run="a")
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    measure_layers(model, Batch(tokens, tokens), run="a")
     assert all(tensor.dtype == torch.float32 for tensor in model.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -74,9 +71,8 @@ def test_a_gauge_that_cannot_be_measured_has_a_reason(gate, options, reason):
 
 
 def test_too_few_positions_are_a_reason():
-    measured = measure_layers(
-        build_model(model_of("g1"), seed=0), probe_of(torch.zeros(2, 1, dtype=torch.long)), run=""
-    )
+    tokens = torch.zeros(2, 1, dtype=torch.long)
+    measured = measure_layers(build_model(model_of("g1"), seed=0), Batch(tokens, tokens), run="")
     assert measured.curvature is None
     assert "only one position" in measured.curvature_reason
     assert "need 16 positions" in measured.gauge_reason
@@ -95,7 +91,7 @@ def test_a_degenerate_slice_is_a_reason(monkeypatch):
 def test_only_the_gauge_of_image_models_is_measured():
     images = build_model(VisionConfig(d_model=16, num_layers=2, num_heads=2, image_size=16, gate="g1"), seed=0)
     pictures = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    measured = measure_layers(images, probe_of(pictures), run="")
+    measured = measure_layers(images, Batch(pictures, pictures), run="")
     assert measured.curvature is None
     assert "language models" in measured.curvature_reason
     assert all(layer.free == (8, 8) for layer in measured.gauge)
@@ -122,22 +118,19 @@ def test_the_model_of_a_run_is_that_of_its_last_step(task, tmp_path):
     assert decode(LayerMeasurements, json.loads(json.dumps(asdict(measured)))) == measured
 
 
-def test_a_checkpoint_that_is_gone_or_of_an_earlier_step_is_a_reason(task, tmp_path):
+def test_a_checkpoint_that_is_gone_damaged_or_of_an_earlier_step_is_a_reason(task, tmp_path):
     run = run_of(task)
     path = checkpoint_path(tmp_path, run.id)
-    gone = "the checkpoint with the trained model is no longer there"
-    expected = LayerMeasurements(id=run.id, curvature_reason=gone, gauge_reason=gone)
-    assert measure_run(run, tmp_path) == expected
+
+    def unmeasured(state):
+        reason = f"the checkpoint with the trained model is {state}"
+        return LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)
+
+    assert measure_run(run, tmp_path) == unmeasured("no longer there")
     with pytest.raises(Interrupted):
         executed(run, folder=tmp_path, stopping=lambda: True)
     assert path.exists()
-    assert measure_run(run, tmp_path) == expected
-
-
-def test_a_damaged_checkpoint_is_a_reason(task, tmp_path):
-    run = run_of(task)
+    assert measure_run(run, tmp_path) == unmeasured("no longer there")
     executed(run, folder=tmp_path)
-    path = checkpoint_path(tmp_path, run.id)
     flip_inside(path)
-    reason = "the checkpoint with the trained model is damaged"
-    assert measure_run(run, tmp_path) == LayerMeasurements(id=run.id, curvature_reason=reason, gauge_reason=reason)
+    assert measure_run(run, tmp_path) == unmeasured("damaged")

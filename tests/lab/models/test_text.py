@@ -69,6 +69,9 @@ def test_a_character_is_returned_when_all_of_its_bytes_are_there(text):
         assert content.startswith(whole)
         assert text.startswith(whole.decode())
     assert _whole_characters(content) == content
+    # Byte-pair tokenizers decode an incomplete character to the replacement character.
+    assert _whole_characters(content + "\N{REPLACEMENT CHARACTER}".encode()) == content
+    assert _whole_characters(b"\xff" + content) == b"\xff" + content
 
 
 def test_a_model_with_an_unknown_tokenizer_is_rejected():

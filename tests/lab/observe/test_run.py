@@ -34,12 +34,6 @@ def test_progress_is_reported_after_every_batch(model, windows):
     assert events == [(0, 5), (2, 5), (4, 5), (5, 5)]
 
 
-def test_observing_keeps_no_graph(model, windows):
-    model_observation(model, windows, batch_size=5)
-    assert torch.is_grad_enabled()
-    assert all(parameter.grad is None for parameter in model.module.parameters())
-
-
 @pytest.mark.parametrize("keys", [0, 9])
 def test_the_key_set_fits_the_windows(model, windows, keys):
     with rejects("keys"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from closeness import assert_close
-from observed import qkv, several_keys, weights_and_scores
+from observed import Attention, qkv, several_keys, weights_and_scores
 from torch import nn
 from torch.nn import functional as F
 
@@ -48,10 +48,8 @@ def test_many_queries_are_computed_block_by_block():
     q, k, v = qkv(T=200, S=200)
     weights, _ = weights_and_scores(q, k, v, is_causal=True)
     statistics = attention_statistics(q, k, v, causal=True)
-    everything = torch.ones(200, dtype=torch.bool)
-    assert_close(
-        key_set_output(AttentionCall(q, k, v, None, True, None), statistics.log_partition, everything), weights @ v
-    )
+    call = AttentionCall(q, k, v, None, True, None)
+    assert_close(key_set_output(call, statistics.log_partition, torch.ones(200, dtype=torch.bool)), weights @ v)
 
 
 def contributions(trace, gate):
@@ -92,61 +90,7 @@ def test_contribution_is_the_norm_after_the_gate_over_that_of_the_whole_output(g
         assert_close(found.by_position["contribution"][head], expected[:, head].mean(dim=0))
 
 
-class GateThatCloses(nn.Module):
-    """Attention whose output gate closes by channel 0, and whose values leave out channels 0, 1 and 5."""
-
-    def __init__(self, closed):
-        super().__init__()
-        self.attention = GatedAttention(8, 2, gate="output:input:head:b0", dtype=torch.float64)
-        with torch.no_grad():
-            self.attention.get_parameter("attn_gate.output.weight").zero_()[..., 0, 0] = closed
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                getattr(self.attention, name).weight.copy_(torch.eye(8))
-            self.attention.v_proj.weight[[0, 1, 5]] = 0
-
-    def forward(self, x):
-        return self.attention(x)
-
-
-def sink_queries():
-    """A first token with a small value, four tokens with large ones, and five that attend to the first."""
-    x = torch.zeros(2, 10, 8, dtype=torch.float64)
-    x[:, 0, [1, 5]], x[:, 0, [2, 6]] = 8, 1
-    content = 3 * torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    x[:, 1:5, 2:4], x[:, 1:5, 6:8] = content[..., :2], content[..., 2:]
-    x[:, 5:, 0], x[:, 5:, [1, 5]] = 1, 2
-    return x
-
-
-@torch.no_grad()
-def test_an_output_gate_that_closes_on_sink_queries_lowers_contribution_and_not_impact():
-    x = sink_queries()
-    found = {}
-    for closed in (0.0, -12.0):
-        model = GateThatCloses(closed)
-        with observe(model) as watcher:
-            model(x)
-        (found[closed],) = watcher.observation().layers
-    open_, shut = found[0.0], found[-12.0]
-    assert open_.heads["impact"] == shut.heads["impact"]
-    assert open_.heads["mass"] == shut.heads["mass"]
-    for head in range(2):
-        before, after = (layer.by_position["contribution"][head][5:] for layer in (open_, shut))
-        assert min(before) > 0.1
-        assert max(after) < 1e-3
-        assert shut.heads["contribution"][head].mean < open_.heads["contribution"][head].mean
-    # A gate that is equally open for all queries only scales the output.
-    gate = model.attention.attn_gate.at("output")
-    gate.weight.zero_()
-    gate.bias.fill_(-2.0)
-    with observe(model) as watcher:
-        model(x)
-    (scaled,) = watcher.observation().layers
-    for one, other in zip(scaled.heads["contribution"], open_.heads["contribution"], strict=True):
-        assert_close(one.mean, other.mean)
-
-
-class Spelled(nn.Module):
+class Foreign(nn.Module):
     """Attention of another library, whose output may change before the projection."""
 
     def __init__(self, change, inner=False):
@@ -154,17 +98,12 @@ class Spelled(nn.Module):
         self.change = change
         self.out = nn.Linear(16, 16, bias=False)
         self.gate = nn.Linear(16, 16)
-        self.core = Core() if inner else F.scaled_dot_product_attention
+        self.core = Attention() if inner else F.scaled_dot_product_attention
 
     def forward(self, x):
         heads = x.unflatten(-1, (4, 4)).transpose(1, 2)
         output = self.core(heads, heads, heads).transpose(1, 2).flatten(2)
         return self.out(self.change(self, x, output))
-
-
-class Core(nn.Module):
-    def forward(self, q, k, v):
-        return F.scaled_dot_product_attention(q, k, v)
 
 
 CHANGES = {
@@ -182,7 +121,7 @@ CHANGES = {
 def test_the_contribution_is_missing_if_anything_else_acts_on_the_output(change, inner):
     torch.manual_seed(0)
     function, known = CHANGES[change]
-    model = Spelled(function, inner)
+    model = Foreign(function, inner)
     with observe(model) as watcher:
         model(torch.randn(2, 5, 16))
     (layer,) = watcher.observation().layers
@@ -193,7 +132,7 @@ def test_the_contribution_is_missing_if_anything_else_acts_on_the_output(change,
 @torch.no_grad()
 def test_the_contribution_is_missing_after_one_batch_with_an_unknown_output():
     torch.manual_seed(0)
-    model = Spelled(lambda model, _x, output: output * model.factor)
+    model = Foreign(lambda model, _x, output: output * model.factor)
     model.factor = 1.0
     with observe(model) as watcher:
         model(torch.randn(2, 5, 16))

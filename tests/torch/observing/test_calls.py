@@ -107,15 +107,6 @@ def test_tensors_of_any_rank_get_four_axes(lead, mask_shape, expected, expected_
     assert found.mask.shape == expected_mask
 
 
-def test_keys_shared_by_all_rows_are_repeated():
-    q, k, v = qkv(dtype=torch.float32)
-    seen = []
-    with AttentionCalls(seen.append, seen.append), sdpa_kernel(SDPBackend.MATH):
-        attend(q, k[:1], v[:1])
-    assert seen[0].key.shape == k.shape
-    assert torch.equal(seen[0].key[1], k[0])
-
-
 def test_calls_made_by_a_watcher_are_not_reported():
     q, k, v = qkv(dtype=torch.float32)
     outer, inner = [], []

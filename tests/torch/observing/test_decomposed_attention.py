@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tidegate.torch.observing.watcher import observe
 
 INF = float("inf")
+CONTEXTS = [nullcontext, torch.no_grad, torch.inference_mode]
 CAUSAL = torch.ones(9, 9, dtype=torch.bool).tril()
 LEFT_PADDED = CAUSAL & (torch.arange(9) >= torch.tensor([0, 3])[:, None, None, None])
 
@@ -73,7 +74,7 @@ def expected_of(model, x):
     return statistics, weights, real
 
 
-@pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_statistic_is_that_of_the_definition(way, context, monkeypatch):
     monkeypatch.setattr("observed.TOLERANCE", 1e-5)
@@ -126,7 +127,7 @@ def test_gradients_and_dropout_do_not_change(dropout):
     assert found.layers[0].heads["entropy"] == watcher.observation().layers[0].heads["entropy"]
 
 
-@pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(
     "options",
     [{"dropout": 0.4}, {"change": lambda weights: torch.native_dropout(weights, 0.4, True)[0]}],
@@ -142,17 +143,6 @@ def test_dropout_is_recognized_by_its_operators(options, context):
             after = model(inputs())
     assert torch.equal(before, after)
     assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
-
-
-def test_half_precision_is_observed():
-    model = Decomposed(by_hand).bfloat16()
-    with torch.no_grad(), observe(model) as watcher:
-        model(inputs(torch.bfloat16))
-    statistics, weights, _ = expected_of(model, inputs(torch.bfloat16))
-    found = watcher.observation().layers[0].heads["entropy"]
-    for head, moments in enumerate(found):
-        expected = statistics["entropy"][:, head][several_keys(weights)[:, head]].mean()
-        assert abs(moments.mean - float(expected)) < 0.05
 
 
 def softmax_of_features(q, k, mask):
@@ -180,12 +170,9 @@ UNCERTAIN = {
     "no product": {"way": lambda q, k, mask: (q.sum(-1, keepdim=True) + k.sum(-1)[:, :, None] + mask).softmax(-1)},
     "other axis": {"way": lambda q, k, mask: (q @ k.mT + mask.T).softmax(-2)},
     "renormalized": {"change": lambda weights: weights / weights.square().sum(-1, keepdim=True)},
-    "doubled": {"change": lambda weights: 2 * weights},
     "doubled in place": {"change": lambda weights: weights.mul_(2)},
     "difference": {"change": lambda weights: weights - 0.3 * weights.flip(1)},
     "without a head": {"change": lambda weights: weights * torch.tensor([0.0, 1, 1, 1]).view(4, 1, 1)},
-    "masked afterwards": {"change": lambda weights: weights * (torch.arange(9) != 2)},
-    "above a threshold": {"change": lambda weights: weights * (weights > weights.mean(-1, keepdim=True))},
     "one row": {"change": lambda weights: torch.where(torch.arange(9)[:, None] == 3, weights.flip(-1), weights)},
 }
 
@@ -193,33 +180,11 @@ UNCERTAIN = {
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("kind", UNCERTAIN)
 @torch.no_grad()
-def test_operators_that_only_resemble_attention_are_left_out(kind, dropout):
-    model = Decomposed(**UNCERTAIN[kind], dropout=dropout).train()
+def test_operators_that_only_resemble_attention_are_left_out_and_named(kind, dropout):
+    model = nn.Sequential(Decomposed(), Decomposed(**UNCERTAIN[kind], dropout=dropout)).train()
     with observe(model) as watcher:
         model(inputs())
-    with pytest.raises(RuntimeError, match="made no attention call"):
-        watcher.observation()
-
-
-@torch.no_grad()
-def test_a_softmax_for_some_of_the_queries_is_named():
-    class Half(nn.Module):
-        def forward(self, x):
-            return (x[:, :4] @ x.mT).softmax(-1) @ x
-
-    model = nn.Sequential(Half())
-    with observe(model) as watcher:
-        model(inputs())
-    with pytest.raises(RuntimeError, match="0 has a softmax that is not observed: it does not have one query for each"):
-        watcher.observation()
-
-
-@torch.no_grad()
-def test_a_layer_that_is_left_out_beside_others_is_named():
-    model = nn.Sequential(Decomposed(), Decomposed(**UNCERTAIN["without a head"]))
-    with observe(model) as watcher:
-        model(inputs())
-    with pytest.warns(UserWarning, match=r"1 has a softmax .* its result was changed"):
+    with pytest.warns(UserWarning, match="1 has a softmax"):
         found = watcher.observation()
     assert [layer.name for layer in found.layers] == ["0"]
 
@@ -242,7 +207,6 @@ def sink_among_the_scores(scores, v):
 
 
 MIXING = torch.eye(4) + 0.1
-FORMS = (weights_second, heads_mixed_before, heads_mixed_after, sink_among_the_scores)
 
 
 class OtherForm(Decomposed):
@@ -257,13 +221,16 @@ class OtherForm(Decomposed):
         return self.out(self.form(q @ k.mT / 2 + self.mask, v).transpose(1, 2).reshape(x.shape))
 
 
-@pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
+FORMS = (weights_second, heads_mixed_before, heads_mixed_after, sink_among_the_scores)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_in_another_form_is_named(form, context):
     model = nn.Sequential(Decomposed(), OtherForm(form))
     with context(), observe(model) as watcher:
         model(inputs())
-    with pytest.warns(UserWarning, match="1 has a softmax that is not observed: it"):
+    with pytest.warns(UserWarning, match="1 has a softmax"):
         found = watcher.observation()
     assert [layer.name for layer in found.layers] == ["0"]
 
@@ -278,8 +245,7 @@ def test_queries_whose_scores_all_look_masked_are_named(num_low):
     model.mask = torch.zeros(9, 9)
     with observe(model) as watcher:
         model(inputs())
-    warns = pytest.warns(UserWarning, match="OtherForm leaves out queries whose scores are all below -5,000")
-    with warns if num_low else nullcontext():
+    with pytest.warns(UserWarning, match="-5,000") if num_low else nullcontext():
         (layer,) = watcher.observation().layers
     assert layer.heads["mass"][0].count == 2 * (9 - num_low)
 
@@ -323,29 +289,3 @@ def test_a_call_that_a_checkpoint_repeats_is_counted_once(reentrant):
         x = inputs().requires_grad_()
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
     assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 8
-
-
-@torch.no_grad()
-def test_scores_after_a_cache_continue_the_sequence():
-    class Cached(Decomposed):
-        def forward(self, x):
-            self.seen = x if self.seen is None else torch.cat((self.seen, x), 1)
-            _, k, v = self.project(self.seen).view(2, -1, 3, 4, 4).permute(2, 0, 3, 1, 4)
-            q = self.project(x).view(2, -1, 3, 4, 4).permute(2, 0, 3, 1, 4)[0]
-            start, stop = self.seen.shape[1] - x.shape[1], self.seen.shape[1]
-            output = matmul(q, k, self.mask[start:stop, :stop]) @ v
-            return self.out(output.transpose(1, 2).reshape(x.shape))
-
-    model, whole = Cached(), Decomposed()
-    model.seen = None
-    with observe(model) as watcher:
-        for part in inputs().split((5, 3, 1), dim=1):
-            model(part)
-    found = watcher.observation().layers[0]
-    with observe(whole) as watcher:
-        whole(inputs())
-    expected = watcher.observation().layers[0]
-    assert found.positions == expected.positions == tuple(range(9))
-    for statistic in expected.by_position:
-        mine, theirs = (torch.tensor(layer.by_position[statistic]) for layer in (found, expected))
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)

@@ -45,14 +45,10 @@ def test_curves_are_means_over_heads_one_for_each_layer(seen):
         assert np.allclose(line.get_ydata(), np.mean(layer.by_position["entropy"], axis=0), rtol=1e-12)
 
 
-def test_a_figure_can_be_written_and_leaves_nothing_open(seen, tmp_path):
-    seen.figure().savefig(tmp_path / "seen.png")
-    assert (tmp_path / "seen.png").stat().st_size > 10_000
+def test_a_figure_can_be_written_and_is_not_registered_with_pyplot(seen, tmp_path):
     from matplotlib import pyplot
 
+    seen.figure().savefig(tmp_path / "seen.png")
     assert pyplot.get_fignums() == []
-
-
-def test_an_observation_without_layers_is_rejected():
     with rejects("observation"):
         observation_figure(Observation(layers=(), num_batches=0, keys="the first key"))

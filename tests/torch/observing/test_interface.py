@@ -1,8 +1,6 @@
 """Eager attention of transformers is intercepted where models look it up, and the lookup is restored."""
 
 import threading
-import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -187,9 +185,6 @@ def test_gates_added_to_eager_attention_are_observed(model):
         assert set(mine.gates) == {"output"}
 
 
-# The interface itself.
-
-
 class Attends(nn.Module):
     """A module that looks up its attention function, like models of transformers."""
 
@@ -200,10 +195,13 @@ class Attends(nn.Module):
         super().__init__()
         self.function, self.implementation, self.options = function, implementation, options
 
-    def forward(self, x, mask=None):
-        attend = AttentionInterface().get_interface(self.implementation, self.function)
+    def attend(self, x):
+        function = AttentionInterface().get_interface(self.implementation, self.function)
         q = x.view(*x.shape[:2], 2, 4).transpose(1, 2)
-        return attend(self, q, q, q, mask, **({"scaling": 0.5} | self.options))[0].reshape(x.shape)
+        return function(self, q, q, q, None, **({"scaling": 0.5} | self.options))
+
+    def forward(self, x):
+        return self.attend(x)[0].reshape(x.shape)
 
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -215,13 +213,16 @@ def counts(model, *inputs):
     return [layer.heads["mass"][0].count for layer in watcher.observation().layers]
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_a_call_is_counted_once(implementation):
-    assert counts(Attends(implementation=implementation)) == [10]
+def kernel(*arguments, **options):
+    """An eager function that calls the kernel."""
+    return AttentionInterface()["sdpa"](*arguments, **options)
 
 
-def test_a_function_that_calls_the_kernel_is_counted_once():
-    assert counts(Attends(partial(AttentionInterface()["sdpa"], dropout=0.0))) == [10]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"implementation": "sdpa"}, {"function": kernel}], ids=str)
+def test_a_call_is_counted_once(options, dtype):
+    # Warnings are errors.
+    assert counts(Attends(**options), 6 * X.to(dtype)) == [10]
 
 
 def test_a_call_with_a_position_bias_is_recognized_by_its_softmax():
@@ -235,48 +236,31 @@ def test_a_call_with_a_position_bias_is_recognized_by_its_softmax():
     torch.testing.assert_close(found, weights[..., 0].mean((0, 2)), atol=1e-5, rtol=1e-5)
 
 
-def test_a_function_that_computes_something_else_is_left_out_with_a_warning():
-    model = Attends(colder)
-    with pytest.warns(UserWarning, match="attention of Attends is not observed"), observe(model) as seen:
-        model(X)
-    with pytest.raises(RuntimeError):
-        seen.observation()
+class Discarding(Attends):
+    """A module that does not use the result of its attention."""
+
+    def forward(self, x):
+        self.attend(x)
+        return x
 
 
-LAYOUTS = {
-    "heads put together": lambda result: (result[0].flatten(2), None),
-    "heads first": lambda result: (result[0].transpose(1, 2), None),
-    "a tensor": lambda result: result[0],
+RESULTS = {
+    "with heads put together": lambda result: (result[0].flatten(2), None),
+    "with heads first": lambda result: (result[0].transpose(1, 2), None),
     "no tensor": lambda result: (None, result[0]),
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_result_in_another_layout_is_left_out_with_a_warning(layout):
+@pytest.mark.parametrize("kind", ["of another temperature", *RESULTS])
+def test_a_function_with_another_result_is_left_out_with_a_warning(kind):
     def function(*arguments, **options):
-        return LAYOUTS[layout](llama_eager(*arguments, **options))
+        return RESULTS[kind](llama_eager(*arguments, **options))
 
-    class Other(Attends):
-        def forward(self, x):
-            attend = AttentionInterface().get_interface("eager", self.function)
-            q = x.view(*x.shape[:2], 2, 4).transpose(1, 2)
-            attend(self, q, q, q, None, scaling=0.5)
-            return x
-
-    model = Other(function)
-    with pytest.warns(UserWarning, match="Other is not observed"), observe(model) as seen:
+    model = Discarding(function if kind in RESULTS else colder)
+    with pytest.warns(UserWarning, match="Discarding"), observe(model) as seen:
         assert torch.equal(model(X), X)
     with pytest.raises(RuntimeError):
         seen.observation()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_observed(dtype):
-    model = Attends()
-    with warnings.catch_warnings(), observe(model) as watcher:
-        warnings.simplefilter("error")
-        model(6 * X.to(dtype))
-    assert watcher.observation().layers[0].heads["mass"][0].count == 10
 
 
 def colder(module, query, *arguments, **options):
@@ -309,18 +293,7 @@ def test_a_sink_is_observed_with_dropout_too():
     assert entropy[0] == entropy[1]
 
 
-def test_the_lookup_is_restored_after_an_error():
-    def broken(*arguments, **options):
-        raise ArithmeticError
-
-    model = Attends(broken)
-    with pytest.raises(ArithmeticError), observe(model):
-        model(X)
-    assert AttentionInterface.get_interface is STOCK
-    assert counts(Attends()) == [10]
-
-
-def test_a_lookup_that_wraps_ours_stays_and_counts_nothing_twice():
+def test_a_lookup_that_wraps_ours_stays_and_nothing_counts_twice():
     seen = []
     with watch_interface(seen.append):
         ours = AttentionInterface.get_interface
@@ -337,15 +310,6 @@ def test_a_lookup_that_wraps_ours_stays_and_counts_nothing_twice():
         AttentionInterface.get_interface = STOCK
 
 
-def test_other_threads_are_ignored():
-    seen = []
-    with watch_interface(seen.append):
-        thread = threading.Thread(target=Attends(), args=(X,))
-        thread.start()
-        thread.join()
-    assert seen == []
-
-
 def test_two_watchers_get_each_call_and_the_last_restores_the_lookup():
     first, second = [], []
     with watch_interface(first.append):
@@ -356,9 +320,12 @@ def test_two_watchers_get_each_call_and_the_last_restores_the_lookup():
     assert (len(first), len(second)) == (2, 1)
 
 
-def test_transforms_and_the_meta_device_are_ignored():
+def test_transforms_the_meta_device_and_other_threads_are_ignored():
     seen = []
     with watch_interface(seen.append):
         torch.func.grad(lambda x: Attends()(x).sum())(X)
         Attends()(X.to("meta"))
+        thread = threading.Thread(target=Attends(), args=(X,))
+        thread.start()
+        thread.join()
     assert seen == []

@@ -32,7 +32,6 @@ MODELS = {
         "blocks.0",
     ),
     "no list": (layer(), "self_attn", None),
-    "the model itself": (nn.Identity(), "", None),
     "the model is the list": (nn.ModuleList([layer()]), "0.self_attn", "0"),
 }
 
@@ -47,7 +46,6 @@ def test_the_block_of_a_layer(model, name, block):
     [
         ("h.1.attn.attn_gate.value", ["h.0.attn", "h.1.attn"], "h.1.attn"),
         ("h.1.attention.output.gate", ["h.0.attention.self", "h.1.attention.self"], "h.1.attention.self"),
-        ("h.10.gate", ["h.1.attn", "h.10.attn"], "h.10.attn"),
         ("attn_gate.value", [""], ""),
         ("h.0.gate", [], None),
     ],

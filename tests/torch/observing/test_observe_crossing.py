@@ -18,7 +18,7 @@ def multihead(**options):
     return nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64, **options).eval()
 
 
-class Spelled(nn.Module):
+class Unnamed(nn.Module):
     """Cross-attention that cannot be recognized by its arguments."""
 
     def forward(self, x, memory, mask):
@@ -37,7 +37,7 @@ def through_ours(x):
 
 
 def through_a_name(x):
-    layer = nn.ModuleDict({"across": Spelled()})
+    layer = nn.ModuleDict({"across": Unnamed()})
     return layer, {"crossing": ("across",)}, lambda: layer["across"](x, SOURCE, REAL[:, None, None])
 
 
@@ -86,3 +86,13 @@ def test_keys_that_a_layer_appends_have_no_positions(added, need_weights, causal
     for head, moments in enumerate(found.heads["mass"]):
         assert moments.count == 10
         assert_close(moments.mean, float(weights[:, head, :, 0][REAL].mean()))
+
+
+def test_a_source_of_a_single_key_has_curves_and_no_means():
+    layer = multihead()
+    with torch.no_grad(), observe(layer) as watcher:
+        layer(X, SOURCE[:, :1], SOURCE[:, :1], need_weights=False)
+    (found,) = watcher.observation().layers
+    mass = found.heads["mass"][0]
+    assert (mass.count, mass.mean, mass.std, mass.low, mass.high, sum(mass.histogram)) == (0, 0, 0, 0, 0, 0)
+    assert found.by_position["mass"][0] == (1,) * 6

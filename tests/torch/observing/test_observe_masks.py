@@ -54,13 +54,13 @@ CALLS = {
     "additive and causal": ({}, {"attn_mask": ALIBI.masked_fill(~CAUSAL, -INF)}, None),
     "additive with the least number": ({}, {"attn_mask": ALIBI.masked_fill(~CAUSAL, LEAST)}, None),
     "window": ({}, {"attn_mask": CAUSAL & (DISTANCE < 3)}, None),
+    "two documents": ({}, {"attn_mask": CAUSAL & (torch.arange(7) // 4 == torch.arange(7)[:, None] // 4)}, None),
     "padding on the right": ({}, {"attn_mask": by_key(RIGHT)}, RIGHT),
     "padding on the left": ({}, {"attn_mask": by_key(LEFT)}, LEFT),
     "causal, padding on the right": ({}, {"attn_mask": by_key(RIGHT) & CAUSAL}, RIGHT),
     "causal, padding on the left": ({}, {"attn_mask": by_key(LEFT) & CAUSAL}, LEFT),
     "additive padding on the left": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL)}, LEFT),
     "padding by the least number": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL, LEAST)}, LEFT),
-    "padding by -1e9": ({}, {"attn_mask": additive(by_key(LEFT) & CAUSAL, -1e9)}, LEFT),
     "additive and padding by -10,000": ({}, {"attn_mask": ALIBI.masked_fill(~(by_key(LEFT) & CAUSAL), -1e4)}, LEFT),
     "grouped heads": ({"G": 2}, {"is_causal": True, "enable_gqa": True}, None),
     "grouped heads, padding": ({"G": 2}, {"attn_mask": by_key(LEFT) & CAUSAL, "enable_gqa": True}, LEFT),
@@ -192,13 +192,7 @@ class Sparse(nn.Module):
         # A mask of another length does not apply.
         ({"attention_mask": torch.ones(2, 1)}, 2 * 5 - 2),
     ],
-    ids=[
-        "inferred from the masks",
-        "without padding",
-        "with padding",
-        "with document numbers",
-        "of another length",
-    ],
+    ids=["inferred from the masks", "without padding", "with padding", "with document numbers", "of another length"],
 )
 def test_padding_is_taken_from_the_attention_mask(options, count):
     model, (x, _, _) = Sparse(), qkv()
@@ -207,97 +201,75 @@ def test_padding_is_taken_from_the_attention_mask(options, count):
     assert {moments.count for moments in watcher.observation().layers[0].heads["mass"]} == {count}
 
 
-class Whole(nn.Module):
-    """A model in which padding sees itself, as in XLNet, around a layer whose mask has another name."""
+class Part(nn.Module):
+    """A model with the given forward, which gets the parts and the arguments."""
 
-    def __init__(self, honors):
+    def __init__(self, forward, **parts):
         super().__init__()
-        self.layer, self.honors = Layer(), honors
+        self.parts, self.run = nn.ModuleDict(parts), forward
 
-    def forward(self, x, attention_mask):
-        seen = attention_mask.bool()[:, None, None] | torch.eye(7, dtype=torch.bool)
-        return self.layer(x, seen if self.honors else torch.ones(2, 1, 7, 7, dtype=torch.bool))
+    def forward(self, x, attention_mask=None):
+        return self.run(self.parts, x, attention_mask)
 
 
-class Layer(nn.Module):
+LATE = torch.arange(7) >= torch.tensor([[0], [3]])
+
+
+def counts(model, mask):
+    with observe(model) as watcher:
+        model(qkv()[0], attention_mask=mask)
+    return {
+        layer.name.removesuffix(".attention"): layer.heads["mass"][0].count for layer in watcher.observation().layers
+    }
+
+
+class OtherName(nn.Module):
+    """A layer whose mask has another name."""
+
     def forward(self, x, seen):
         return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=seen)
 
 
 @pytest.mark.parametrize(("honors", "count"), [(True, 7 + 4), (False, 2 * 7)])
 def test_a_mask_with_another_name_applies_if_no_real_query_sees_the_padding(honors, count):
-    model, (x, _, _) = Whole(honors), qkv()
-    with observe(model) as watcher:
-        model(x, attention_mask=torch.arange(7) >= torch.tensor([[0], [3]]))
-    (layer,) = watcher.observation().layers
-    assert {moments.count for moments in layer.heads["mass"]} == {count}
+    def forward(parts, x, mask):
+        # Padding sees itself, as in XLNet.
+        seen = mask.bool()[:, None, None] | torch.eye(7, dtype=torch.bool)
+        return parts["layer"](x, seen if honors else torch.ones(2, 1, 7, 7, dtype=torch.bool))
 
-
-class Added(nn.Module):
-    """Attention to whose scores a mask of keys is added."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = Attention()
-
-    def forward(self, x, attention_mask):
-        return self.attention(x, x, x, attn_mask=attention_mask[:, None, None])
+    assert counts(Part(forward, layer=OtherName()), LATE) == {"parts.layer": count}
 
 
 @pytest.mark.parametrize("forbidding", [-INF, -1e9, LEAST])
 def test_an_additive_mask_is_not_read_as_ones_and_zeros(forbidding):
-    model, (x, _, _) = Added(), qkv()
-    with observe(model) as watcher:
-        model(x, attention_mask=additive(RIGHT, forbidding))
-    assert watcher.observation().layers[0].heads["mass"][0].count == int(RIGHT.sum())
-
-
-class Tower(nn.Module):
-    """A part with its own tokens, and its own mask if one is passed."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = Sparse()
-
-    def forward(self, pixels, **masks):
-        return self.inner(pixels, **masks)
+    model = Part(lambda parts, x, mask: parts["a"](x, x, x, attn_mask=mask[:, None, None]), a=Attention())
+    assert counts(model, additive(RIGHT, forbidding)) == {"parts.a": int(RIGHT.sum())}
 
 
 @pytest.mark.parametrize(("masks", "count"), [({}, 2 * 5 - 2), ({"attention_mask": torch.ones(2, 7)}, 2 * 7 - 2)])
 def test_the_padding_of_a_text_does_not_apply_to_the_image_beside_it(masks, count):
-    class Whole(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.text, self.image = Sparse(), Tower()
+    class Tower(nn.Module):
+        """A part with its own tokens, and its own mask if one is passed."""
 
-        def forward(self, x, attention_mask):
-            return self.text(x, attention_mask), self.image(x, **masks)
-
-    model, (x, _, _) = Whole(), qkv()
-    with observe(model) as watcher:
-        model(x, attention_mask=torch.arange(7) >= torch.tensor([[0], [3]]))
-    counts = {layer.name: layer.heads["mass"][0].count for layer in watcher.observation().layers}
-    assert counts == {"text.attention": 7 - 1 + 4 - 1, "image.inner.attention": count}
-
-
-def test_the_padding_of_an_encoder_does_not_apply_to_its_decoder():
-    class Decoder(nn.Module):
         def __init__(self):
             super().__init__()
             self.inner = Sparse()
 
+        def forward(self, pixels, **options):
+            return self.inner(pixels, **options)
+
+    def forward(parts, x, mask):
+        return parts["text"](x, mask), parts["image"](x, **masks)
+
+    found = counts(Part(forward, text=Sparse(), image=Tower()), LATE)
+    assert found == {"parts.text": 7 - 1 + 4 - 1, "parts.image.inner": count}
+
+
+def test_the_padding_of_an_encoder_does_not_apply_to_its_decoder():
+    class Decoder(Part):
         def forward(self, x, encoder_hidden_states):
-            return self.inner(x)
+            return self.parts["inner"](x)
 
-    class Whole(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.decoder = Decoder()
-
-        def forward(self, x, attention_mask):
-            return self.decoder(x, encoder_hidden_states=x)
-
-    model, (x, _, _) = Whole(), qkv()
-    with observe(model) as watcher:
-        model(x, attention_mask=torch.arange(7)[None] < torch.tensor([[7], [2]]))
-    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 5 - 2
+    decoder = Decoder(None, inner=Sparse())
+    model = Part(lambda parts, x, mask: parts["decoder"](x, encoder_hidden_states=x), decoder=decoder)
+    assert counts(model, torch.arange(7)[None] < torch.tensor([[7], [2]])) == {"parts.decoder.parts.inner": 2 * 5 - 2}

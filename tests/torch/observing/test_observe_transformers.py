@@ -135,32 +135,6 @@ def test_cross_attention_counts_every_query():
             assert_moments(found[name], statistic, values, queries[:, None] & several_keys(weights))
 
 
-@pytest.mark.parametrize("padding", ["none", "left"])
-@pytest.mark.parametrize("kind", BUILD)
-@torch.no_grad()
-def test_eager_and_fused_attention_have_the_same_statistics(kind, padding):
-    options = {} if padding == "none" else {"attention_mask": PADDINGS[padding].long()}
-    fused, eager = (observed(model, options) for model in twins(kind))
-    assert eager.num_batches == fused.num_batches
-    for mine, theirs in zip(eager.layers, fused.layers, strict=True):
-        assert mine.name == theirs.name
-        assert mine.positions == theirs.positions
-        assert mine.heads.keys() == theirs.heads.keys() >= {"impact", "contribution", "heat_capacity"}
-        for statistic, heads in theirs.heads.items():
-            assert [head.count for head in mine.heads[statistic]] == [head.count for head in heads]
-            for part in ("mean", "std", "low", "high"):
-                found, expected = (torch.tensor([getattr(m, part) for m in x]) for x in (mine.heads[statistic], heads))
-                torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
-        found, expected = (torch.tensor(list(layer.by_position.values())) for layer in (mine, theirs))
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
-
-
-def observed(model, options):
-    with observe(model, heat=True) as watcher:
-        model(TOKENS, **options)
-    return watcher.observation()
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_gradient_checkpointing_counts_each_call_once(implementation, reentrant):

@@ -51,22 +51,14 @@ def test_a_plain_loop_is_observed_at_every_nth_step_and_trains_the_same():
     assert all(before != after for before, after in pairwise(means))
 
 
-def test_curves_of_a_long_sequence_are_downsampled():
+def test_a_step_takes_the_padding_of_its_batch_and_stores_short_curves():
     model = Attention()
     observer = Observer(model, every=1)
-    with observer.step():
+    with observer.step(padding=torch.arange(200) < torch.tensor([[150], [200]])):
         model(*qkv(T=200, S=200))
-    ((_, observation),) = observer.history
-    assert 32 < len(observation.layers[0].positions) <= 64
-    assert observation.layers[0].heads["mass"][0].count == 400
-
-
-def test_a_step_takes_the_padding_of_its_batch():
-    model = Attention()
-    observer = Observer(model, every=1)
-    with observer.step(padding=torch.arange(7) < torch.tensor([[2], [5]])):
-        model(*qkv())
-    assert observer.history[0][1].layers[0].heads["mass"][0].count == 7
+    (layer,) = observer.history[0][1].layers
+    assert layer.heads["mass"][0].count == 350
+    assert 32 < len(layer.positions) <= 64
 
 
 def test_a_step_that_raises_is_discarded_and_the_next_works():
@@ -81,21 +73,16 @@ def test_a_step_that_raises_is_discarded_and_the_next_works():
     assert [step for step, _ in observer.history] == [1]
 
 
-def test_a_step_without_attention_is_an_error():
+def test_a_step_ends_before_the_next_and_must_attend():
     observer = Observer(nn.Linear(2, 2), every=1)
-    with pytest.raises(RuntimeError), observer.step():
-        pass
-    assert observer.history == []
-
-
-def test_a_step_ends_before_the_next():
-    observer = Observer(Attention(), every=1)
     observer.begin(4)
     with pytest.raises(RuntimeError):
         observer.begin(5)
     observer.abandon()
     assert observer.begin(5) is not None
-    observer.abandon()
+    with pytest.raises(RuntimeError):
+        observer.end()
+    assert observer.history == []
 
 
 @pytest.mark.parametrize(
@@ -114,16 +101,8 @@ def test_invalid_options_are_named(model, options, error):
 
 def trained_by_transformers(folder, callbacks, **options):
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
     rows = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(6, 1)]
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -143,14 +122,7 @@ def trained_by_transformers(folder, callbacks, **options):
     return model, made
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}], ids=str)
 def test_the_trainer_of_transformers_is_observed_and_trains_the_same(tmp_path, options):
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
     model, (callback,) = trained_by_transformers(

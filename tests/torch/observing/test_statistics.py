@@ -216,14 +216,6 @@ def test_given_scores_give_the_same_and_are_not_changed(forbidding_score):
     assert_same(found, reference(q, k, v, **options, keys=(0, 2), heat=True))
 
 
-def test_given_scores_are_not_copied_whole():
-    q, k, v = tensors(**LONG | {"G": 2})
-    scores = q @ k.mT
-    with LargestTensor() as largest:
-        statistics_of_call(scored(q, k, v, scores), keys=(0,), heat=True)
-    assert largest.num_elements < 512 * 512
-
-
 def test_a_query_without_keys_has_the_documented_values(route):
     q, k, v = tensors()
     rows = attention_statistics(q, k, v, mask=torch.arange(7)[:, None] != 2, heat=True)
@@ -231,12 +223,7 @@ def test_a_query_without_keys_has_the_documented_values(route):
     assert rows.empty.sum() == rows.empty[:, :, 2].numel()
     names = [field.name for field in fields(rows) if field.name != "sink"]
     nothing = {name: getattr(rows, name)[:, :, 2].unique().tolist() for name in names}
-    zero = ["mean_score", "entropy", "effective_keys", "mass", "impact", "heat_capacity"]
-    assert nothing == {name: [0.0] for name in zero} | {
-        "log_partition": [-INF],
-        "max_score": [-INF],
-        "num_keys": [0],
-    }
+    assert nothing == {name: [0.0] for name in names} | {"log_partition": [-INF], "max_score": [-INF]}
 
 
 def test_equal_scores_spread_the_weight_evenly(route):
@@ -252,10 +239,8 @@ def test_equal_scores_spread_the_weight_evenly(route):
 
 def test_a_constant_bias_shifts_the_scores_only(route):
     qkv = tensors()
-    plain, shifted = (
-        attention_statistics(*qkv, heat=True),
-        attention_statistics(*qkv, mask=torch.full((1, 1), 2.5), heat=True),
-    )
+    plain = attention_statistics(*qkv, heat=True)
+    shifted = attention_statistics(*qkv, mask=torch.full((1, 1), 2.5), heat=True)
     for name in ("log_partition", "mean_score", "max_score"):
         assert_close(getattr(shifted, name), getattr(plain, name) + 2.5)
     for name in ("entropy", "effective_keys", "mass", "impact", "heat_capacity"):
@@ -338,32 +323,6 @@ def test_equal_to_the_definition_on_a_gpu(mask):
     assert_same(attention_statistics(*(x.cuda() for x in qkv), **options), expected)
 
 
-@pytest.mark.parametrize(
-    ("mask", "shape", "masked_calls"),
-    [
-        ("none", "two blocks of queries", [False]),
-        ("causal", "two blocks of queries", [False]),
-        ("causal", "decoding", [False]),
-        ("causal", "chunk after a cache", [True, True]),
-        ("padding", "two blocks of queries", [True]),
-        ("arbitrary", "two blocks of queries", [True, True]),
-        ("alibi", "two blocks of queries", []),
-    ],
-)
-def test_the_fused_kernel_is_called_once_unless_queries_differ(mask, shape, masked_calls, monkeypatch):
-    calls = []
-    kernel = statistics._fused_kernel
-
-    def recorded(*arguments, attn_mask, **options):
-        calls.append(attn_mask is not None)
-        return kernel(*arguments, attn_mask=attn_mask, **options)
-
-    monkeypatch.setattr(statistics, "_fused_kernel", recorded)
-    qkv, options = problem(mask, shape)
-    attention_statistics(*qkv, **options)
-    assert calls == masked_calls
-
-
 LONG = {"B": 1, "H": 2, "G": 1, "T": 512, "S": 512, "D": 16}
 
 
@@ -376,12 +335,13 @@ def largest_made(compute, **options):
 
 @pytest.mark.parametrize("mask", ["padding", "arbitrary", "forbidding", "alibi"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_mask_is_not_copied_whole(mask, causal, route):
+def test_neither_a_mask_nor_given_scores_are_copied_whole(mask, causal, route):
     given = MASKS[mask][0](1, 2, 512, 512)
     assert largest_made(attention_statistics, mask=given, causal=causal) < 512 * 512
-
-
-def test_the_attention_matrix_would_be_noticed():
+    q, k, v = tensors(**LONG | {"G": 2})
+    call = scored(q, k, v, q @ k.mT)
+    assert largest_made(lambda *_: statistics_of_call(call, keys=(0,), heat=True)) < 512 * 512
+    # The attention matrix would be noticed.
     assert largest_made(reference) >= 2 * 512 * 512
 
 
@@ -394,20 +354,15 @@ Q, K, V = tensors()
         ((Q[0], K, V), {}, rejects("q")),
         ((Q, K[:, :0], V[:, :0]), {}, rejects("k")),
         ((Q, K.float(), V), {}, pytest.raises(TypeError)),
-        ((Q.long(), K.long(), V.long()), {}, pytest.raises(TypeError)),
         ((Q, K, V[:, :, :6]), {}, rejects("v")),
         ((Q[:1], K, V), {}, rejects("k")),
-        ((Q[..., :4], K, V), {}, rejects("k")),
         ((Q[:, :3], K, V), {}, rejects("k")),
-        ((Q, K, V), {"mask": torch.ones(7, 7, dtype=torch.int64)}, pytest.raises(TypeError)),
         ((Q, K, V), {"mask": torch.ones(2, 7, dtype=torch.bool)}, rejects("mask")),
         ((Q, K[:, :, :6], V[:, :, :6]), {"causal": True}, rejects("causal", hint="mask")),
         ((Q, K, V), {"scale": INF}, rejects("scale")),
         ((Q, K, V), {"softcap": 0.0}, rejects("softcap")),
         ((Q, K, V), {"keys": (0, 7)}, rejects("keys")),
-        ((Q, K, V), {"keys": (-1,)}, rejects("keys")),
         ((Q, K, V), {"keys": (True,)}, rejects("keys")),
-        ((Q, K, V), {"keys": torch.tensor([0])}, rejects("keys")),
         ((Q, K, V), {"keys": random_bool(7, 1)}, rejects("keys")),
     ],
 )

@@ -1,14 +1,14 @@
 """Measure the distribution of slice curvature for each layer of a trained model.
 
-A layer is taken as a map from the input at one position, all others fixed, to the outputs at that and all later
+A layer is treated as a map from the input at one position, with all others fixed, to the outputs at that and all later
 positions. Planes are random in the input space. Curvature is relative, K times the mean squared norm of an output: a
-sphere about the origin has 1.
+sphere around the origin has 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -35,18 +35,14 @@ class _Call(NamedTuple):
 
 
 def model_curvature(
-    model: LanguageModel,
-    windows: Tensor,
-    sampling: Sampling | None = None,
-    *,
-    tell: Tell = ignore,
+    model: LanguageModel, windows: Tensor, sampling: Sampling | None = None, *, tell: Tell = ignore
 ) -> ModelCurvature:
     """Measure the curvature of every layer on windows of tokens.
 
     Args:
         model: The model, loaded with `derivatives=True`.
         windows: (sequences, positions) tokens.
-        sampling: Which layers, and how many positions and planes; None takes the defaults.
+        sampling: The layers, and the number of positions and planes; None takes the defaults.
         tell: Receives a `PartsDone` for each sequence.
 
     Raises:
@@ -62,9 +58,7 @@ def model_curvature(
     last = windows.shape[1] - 1
     positions = sorted({int(place) for place in np.linspace(1, last, min(sampling.num_positions, last)).round()})
     for window in report_parts(windows.unbind(), tell, work="measuring", unit="sequence", describe=lambda _: ""):
-        with torch.no_grad(), plain_kernel(), _calls(layers) as calls:
-            model.run(window[None])
-        for layer, call in enumerate(calls):
+        for layer, call in enumerate(_layer_calls(model, layers, window)):
             for position in positions:
                 found[layer].append(_curvatures(call, position, sampling.num_planes, rng, layer))
     return ModelCurvature(
@@ -82,8 +76,8 @@ def _curvatures(
     x = call.input.detach()
 
     def output(moved: Tensor) -> Tensor:
-        replaced = torch.cat([x[:, :position], moved[None, None], x[:, position + 1 :]], dim=1)
-        return call.repeat(replaced)[0, position:]
+        inputs = torch.cat([x[:, :position], moved[None, None], x[:, position + 1 :]], dim=1)
+        return call.repeat(inputs)[0, position:]
 
     with torch.no_grad(), plain_kernel():
         size = float((output(x[0, position]) ** 2).sum(dim=-1).mean())
@@ -109,32 +103,22 @@ def _summary(layer: int, values: NDArray[np.float64]) -> LayerCurvature:
     )
 
 
-@contextmanager
-def _calls(layers: Sequence[nn.Module]) -> Generator[list[_Call]]:
-    """Collect each layer's call while a model runs, in the order of the layers."""
+def _layer_calls(model: LanguageModel, layers: Sequence[nn.Module], window: Tensor) -> list[_Call]:
+    """Run the model on a window, and return each layer's call."""
     calls: dict[int, _Call] = {}
 
     def keep(number: int, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        calls[number] = _call(module, arguments, options)
+        def repeat(x: Tensor) -> Tensor:
+            result = module(x, *arguments[1:], **options) if arguments else module(**{**options, "hidden_states": x})
+            return cast("Tensor", result[0] if isinstance(result, tuple) else result)
 
-    hooks = [
-        layer.register_forward_pre_hook(partial(keep, number), with_kwargs=True) for number, layer in enumerate(layers)
-    ]
-    ordered: list[_Call] = []
-    try:
-        yield ordered
-    finally:
-        for hook in hooks:
-            hook.remove()
-    ordered += [calls[number] for number in range(len(layers))]
+        calls[number] = _Call(arguments[0] if arguments else options["hidden_states"], repeat)
 
-
-def _call(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Call:
-    def repeat(x: Tensor) -> Tensor:
-        result = module(x, *arguments[1:], **options) if arguments else module(**{**options, "hidden_states": x})
-        return cast("Tensor", result[0] if isinstance(result, tuple) else result)
-
-    return _Call(arguments[0] if arguments else options["hidden_states"], repeat)
+    with ExitStack() as hooks, torch.no_grad(), plain_kernel():
+        for number, layer in enumerate(layers):
+            hooks.callback(layer.register_forward_pre_hook(partial(keep, number), with_kwargs=True).remove)
+        model.run(window[None])
+    return [calls[number] for number in range(len(layers))]
 
 
 class _TwiceDifferentiable(TorchFunctionMode):

@@ -11,10 +11,9 @@ from tidegate.report.page import Column, Lines, Page, Panel, Prose, Section, Ser
 
 
 def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...]:
-    """Return curves over layers and a table, for models by their labels; nothing without models."""
+    """Return curves over layers and a table, for models by label; an empty tuple without models."""
     if not measured:
         return ()
-    alternative = "One line per model over layers: {}."
     medians = (
         f"{label}: {', '.join(f'{layer.quantiles[2]:.3g}' for layer in one.layers)}" for label, one in measured.items()
     )
@@ -28,7 +27,7 @@ def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...
     )
     magnitudes = Lines(
         title="Magnitude of slice curvature",
-        alternative=alternative.format("the median of the absolute relative curvature"),
+        alternative="One line per model over layers: the median of the absolute relative curvature.",
         x_label="layer",
         y_label="median |K|, relative",
         series=_series(measured, lambda layer: layer.magnitude),
@@ -36,7 +35,7 @@ def curvature_panels(measured: Mapping[str, ModelCurvature]) -> tuple[Panel, ...
     )
     shares = Lines(
         title="Share of slices with positive curvature",
-        alternative=alternative.format("the share of slices whose curvature is above 0"),
+        alternative="One line per model over layers: the share of slices with positive curvature.",
         x_label="layer",
         y_label="share",
         series=_series(measured, lambda layer: layer.positive),
@@ -68,10 +67,10 @@ def curvature_page(measured: ModelCurvature, *, command: str) -> Page:
 
 
 _READING = (
-    "A layer is taken as a map from the input at one position, all others fixed, to the outputs at that and all later "
-    "positions. A slice is the image of a plane of two random input directions; its curvature says less than the "
-    "curvature of the whole manifold.",
-    "Curvature is relative: K times the mean squared norm of an output. A sphere about the origin through the output "
+    "A layer is treated as a map from the input at one position, with all others fixed, to the outputs at that and all "
+    "later positions. A slice is the image of a plane of two random input directions; its curvature contains less "
+    "information than the curvature of the whole manifold.",
+    "Curvature is relative: K times the mean squared norm of an output. A sphere around the origin through the output "
     "has 1; a plane, a cylinder and a cone have 0; a saddle has a negative value.",
 )
 
@@ -103,7 +102,7 @@ def _table(measured: Mapping[str, ModelCurvature]) -> Table:
         Column(title="planes"),
         *(Column(title=name, digits=digits, signed=True) for name in ("5 %", "25 %", "median", "75 %", "95 %")),
         Column(title="median |K|", digits=digits),
-        Column(title="positive", digits=2, help="Share of slices whose curvature is above 0."),
+        Column(title="positive", digits=2, help="Share of slices with positive curvature."),
     )
     rows = tuple(
         (label, float(layer.layer), float(layer.count), *layer.quantiles, layer.magnitude, layer.positive)

@@ -97,16 +97,14 @@ class HarnessModel(LM):
         return (whole[:place] or self._start), whole[place:]
 
     def _generate(self, context: str, options: Mapping[str, Any]) -> str:
-        given = dict(options)
-        until = given.pop("until", None) or []
+        until = options.get("until") or []
         stops = [until] if isinstance(until, str) else list(until)
-        tokens = self._encode(context) or self._start
-        tokens, num_tokens = self._leave_room(tokens, given.pop("max_gen_toks", None))
-        temperature = float(given.pop("temperature", 0.0))
-        # As in lm-eval, a temperature samples unless the task says do_sample: false.
-        sampled = bool(given.pop("do_sample", temperature > 0))
+        tokens, num_tokens = self._leave_room(self._encode(context) or self._start, options.get("max_gen_toks"))
+        temperature = float(options.get("temperature", 0.0))
+        # As in lm-eval, a temperature samples unless the task sets do_sample: false.
+        sampled = bool(options.get("do_sample", temperature > 0))
         temperature = (temperature or 1.0) if sampled else 0.0
-        limits = {name: given[name] for name in ("top_k", "top_p") if sampled and given.get(name)}
+        limits = {name: options[name] for name in ("top_k", "top_p") if sampled and options.get(name)}
         text = ""
         for piece in continue_text(self._model, tokens, max_new_tokens=num_tokens, temperature=temperature, **limits):
             text += piece.decode("utf-8", errors="replace")
@@ -117,8 +115,8 @@ class HarnessModel(LM):
     def _leave_room(self, tokens: list[int], wanted: object) -> tuple[list[int], int]:
         """Return the end of a context and the number of tokens to generate, together at most the trained length.
 
-        A task's number is generated in full, and the context loses its beginning. Otherwise, generate as many tokens as
-        the context leaves, or a quarter of the length if it leaves fewer.
+        If a task sets the number, the context loses its beginning. Otherwise, generate as many tokens as the context
+        leaves, or a quarter of the length if it leaves fewer.
         """
         if wanted is None:
             room = max(self._length - len(tokens), self._length // 4)
@@ -148,7 +146,7 @@ def evaluate_tasks(
         tasks: Names of lm-eval's own tasks, `.yaml` files of tasks, and folders of such files.
         limit: Number of first samples of each task; None takes all.
         num_fewshot: Examples before each sample, unless the task sets 0; None uses the task's number.
-        batch_size: Batch size, in sequences.
+        batch_size: In sequences.
         tell: Receives a `PartsDone` for each batch.
 
     Raises:
@@ -182,9 +180,9 @@ def _find_tasks(tasks: Sequence[str]) -> tuple[TaskManager, list[Any]]:
     for place in places:
         if not place.exists():
             raise InputError("tasks", expected="existing tasks", got=place, hint=hint)
-    folders = [place for place in places if place.is_dir()]
     # lm-eval's own tasks are thousands of files: they are read only if one is named.
-    manager = TaskManager(include_path=[*folders], include_defaults=len(places) < len(tasks))
+    folders: Any = [place for place in places if place.is_dir()]
+    manager = TaskManager(include_path=folders, include_defaults=len(places) < len(tasks))
     specifications: list[Any] = []
     for task in tasks:
         if Path(task).is_dir():

@@ -10,6 +10,7 @@ from typing import Any
 
 from tidegate._files import fix_permissions
 from tidegate._validation import InputError
+from tidegate.lab.models.hugging_face import silent_transformers
 from tidegate.torch.decoder import TransformerLM
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -18,8 +19,8 @@ TOKENIZER_FILE = "tokenizer.json"
 def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
     """Write a folder for `AutoModelForCausalLM.from_pretrained`.
 
-    A decoder that transformers has too becomes a Llama or Qwen3, which loads without Tidegate and accepts `add_gates`.
-    Any other loads after `import tidegate.torch.hf`.
+    A decoder with an equivalent in transformers becomes a Llama or Qwen3, which loads without Tidegate and accepts
+    `add_gates`. Any other loads after `import tidegate.torch.hf`.
 
     Args:
         model: The model.
@@ -40,17 +41,15 @@ def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = 
 
 def reading_code(folder: Path) -> str:
     """Return the lines of Python that load an exported folder."""
-    kind = json.loads((folder / "config.json").read_bytes())["model_type"]
-    # This import registers our class with transformers.
-    own = ["import tidegate.torch.hf"] if kind == "tidegate" else []
-    place = repr(str(folder))
+    place, has_tokenizer = repr(str(folder)), (folder / TOKENIZER_FILE).exists()
     lines = [
-        *own,
-        "from transformers import AutoModelForCausalLM",
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if has_tokenizer else ''}",
         f"model = AutoModelForCausalLM.from_pretrained({place})",
     ]
-    if (folder / TOKENIZER_FILE).exists():
-        lines[-2] = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    if json.loads((folder / "config.json").read_bytes())["model_type"] == "tidegate":
+        # This import registers our class with transformers.
+        lines.insert(0, "import tidegate.torch.hf")
+    if has_tokenizer:
         lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place})")
     return "\n".join(lines)
 
@@ -78,7 +77,7 @@ def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = ""
     if not config.gates:
         raise InputError("model", expected=expected, got="one without a gate", hint=remedy)
     if not config.qk_norm:
-        hint = f"Train one with a gate that fits, such as g1, and with qk_norm. {remedy}"
+        hint = f"Train a model with qk_norm and a gate that fits, such as g1. {remedy}"
         raise InputError("model", expected=expected, got="one without qk_norm", hint=hint)
     try:
         exported = _as_qwen3_next(model)
@@ -93,15 +92,15 @@ def _as_qwen3_next(model: TransformerLM) -> Any:
     hf: Any = import_module("tidegate.torch.hf")
     retrofit: Any = import_module("tidegate.torch.retrofit")
     state = model.state_dict()
-    gates = {name: value for name, value in state.items() if _GATE in name}
+    gates = {name: state.pop(name) for name in list(state) if _GATE in name}
     plain = TransformerLM(replace(model.config, gate="none"), device="meta")
-    plain.load_state_dict({name: value for name, value in state.items() if name not in gates}, assign=True)
+    plain.load_state_dict(state, assign=True)
     stock = hf.to_stock_model(plain.train(model.training))
     retrofit.add_gates(stock, model.config.gates, activation=None)
-    theirs = {name: value for name, value in stock.state_dict().items() if _GATE in name}
-    # Both number layers from 0 and use the same names for the gates of a layer; only the prefixes differ.
     own = {_from_layer(name): value for name, value in gates.items()}
-    stock.load_state_dict({name: own.pop(_from_layer(name)) for name in theirs}, strict=False)
+    stock.load_state_dict(
+        {name: own.pop(_from_layer(name)) for name in stock.state_dict() if _GATE in name}, strict=False
+    )
     assert not own
     return retrofit.to_qwen3_next(stock)
 
@@ -110,21 +109,14 @@ _GATE = ".attn_gate."
 
 
 def _from_layer(name: str) -> tuple[int, str]:
-    """Return the number of a gate's layer, and the gate's name within it."""
+    """Return the number of a gate's layer and the gate's name in it, the same in both models; the prefixes differ."""
     layer, _, gate = name.partition(_GATE)
     return int(layer.split(".")[2]), gate
 
 
 def _write(exported: Any, folder: Path, *, tokenizer: str, max_length: int) -> None:
-    from transformers.utils import logging
-
-    shows_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with silent_transformers():
         exported.save_pretrained(folder)
-    finally:
-        if shows_bars:
-            logging.enable_progress_bar()
     fix_permissions(folder)
     if tokenizer:
         (folder / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")

@@ -20,9 +20,9 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,20 +60,16 @@ _EXTRA_NUMBERS = 1 << 22
 _EXTRA_BUFFER_BYTES = 1 << 26
 
 
-class Pretrained(NamedTuple):
-    """A model, and the names of tensors in its files that its class does not use."""
-
-    model: Any
-    unread: tuple[str, ...]
-
-
-def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> Pretrained:
-    """Load the language model of a folder, for evaluation.
+def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> tuple[Any, tuple[str, ...]]:
+    """Load the language model in a folder, for evaluation.
 
     Args:
         folder: The folder.
-        attention: The name of the attention implementation in transformers; None for its default.
+        attention: The attention implementation of transformers; None takes its default.
         dtype: The dtype to load in; None keeps the saved one.
+
+    Returns:
+        The model, and the names of tensors in its files that its class does not use.
 
     Raises:
         InputError: The folder has no model that can be loaded.
@@ -87,9 +83,13 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
     values = _read_config(folder)
     files = _weight_files(folder)
     tensors = _map_tensors(files, folder)
-    _require_counts(values, folder, len(tensors))
+    most = max(_MOST_COUNTED, len(tensors))
+    for name, number in _counts(values):
+        if number > most:
+            expected = f"at most {most}, as the weights have {len(tensors)} tensors"
+            raise InputError(name, expected=expected, got=number, hint=f"It is in {folder / _CONFIG}.")
     size = sum(file.stat().st_size for file in files)
-    with _silent_transformers(), _transformers_errors(folder, "a folder whose config.json describes a model"):
+    with silent_transformers(), _transformers_errors(folder, "a folder whose config.json describes a model"):
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
         with _bounded_building(folder, num_tensors=len(tensors), num_bytes=size):
             loaded: Any = _model_class(config).from_pretrained(
@@ -106,13 +106,13 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
     _require_all_loaded(model, notes, tensors, folder)
     unread = tuple(sorted(notes["unexpected_keys"]))
     _require_no_more_layers(model, unread, folder)
-    with _silent_transformers(), _transformers_errors(folder, "a folder with a model that runs"), torch.no_grad():
+    with silent_transformers(), _transformers_errors(folder, "a folder with a model that runs"), torch.no_grad():
         model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
-    return Pretrained(model, unread)
+    return model, unread
 
 
 def declares_gates(folder: Path) -> bool:
-    """Return whether a folder's configuration, or the name of its weights, declares that its model has gates."""
+    """Return whether the configuration in a folder, or the name of its weights, declares gates."""
     from tidegate.torch.retrofit.folder import weights_variant
     from tidegate.torch.retrofit.record import RECORD_NAME
 
@@ -125,25 +125,20 @@ def load_tokenizer(folder: Path) -> Callable[[str], list[int]]:
 
     expected = "a folder with a tokenizer that transformers can load"
     remedy = "Put the tokenizer's files there, or pass data as a .npy file of tokens."
-    with _silent_transformers(), _transformers_errors(folder, expected, remedy):
+    with silent_transformers(), _transformers_errors(folder, expected, remedy):
         for file, option in _FILE_LISTS:
-            _require_own_files(folder / file, option)
+            values: Any = _read_json(folder / file) if (folder / file).is_file() else None
+            names = values.get(option) if isinstance(values, dict) else None
+            if names and not (isinstance(names, list) and all(map(_is_plain_name, names))):
+                hint = f"Remove that option from {folder / file}."
+                raise InputError(option, expected="a list of names of files in the same folder", got=names, hint=hint)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def tokenize(text: str) -> list[int]:
-        with _silent_transformers(), _transformers_errors(folder, expected, remedy):
+        with silent_transformers(), _transformers_errors(folder, expected, remedy):
             return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     return tokenize
-
-
-def _require_own_files(file: Path, option: str) -> None:
-    """Raise InputError if a file's list of further files, which transformers opens, contains one in another folder."""
-    values = _read_json(file) if file.is_file() else None
-    names = cast("dict[str, Any]", values).get(option) if isinstance(values, dict) else None
-    if names and not (isinstance(names, list) and all(map(_is_plain_name, cast("list[Any]", names)))):
-        hint = f"Remove that option from {file}."
-        raise InputError(option, expected="a list of names of files in the same folder", got=names, hint=hint)
 
 
 def require_regular_files(field: str, folder: Path) -> None:
@@ -160,13 +155,13 @@ def require_regular_files(field: str, folder: Path) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
-    values = _read_json(folder / _CONFIG)
-    kind = cast("dict[str, Any]", values).get("model_type") if isinstance(values, dict) else None
+    values: Any = _read_json(folder / _CONFIG)
+    kind = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         expected = f"a folder whose {_CONFIG} has a model_type that transformers knows"
         hint = f"Its model_type is {short_repr(kind)}; the file must be a JSON object."
         raise InputError("model", expected=expected, got=folder, hint=hint)
-    return cast("dict[str, Any]", values)
+    return values
 
 
 def _read_json(path: Path) -> Any:
@@ -188,17 +183,12 @@ def _weight_files(folder: Path) -> list[Path]:
         hint = "Only safetensors weights are loaded; save_pretrained of transformers writes them."
         raise InputError("model", expected=f"a folder with {weights} or {index_name}", got=folder, hint=hint)
     places: Any = _read_json(index)
-    names = places.get("weight_map") if isinstance(places, dict) else None
-    if (
-        not isinstance(names, dict)
-        or not names
-        or not all(
-            _is_plain_name(name) and name.endswith(".safetensors") for name in cast("dict[str, Any]", names).values()
-        )
-    ):
+    weight_map = places.get("weight_map") if isinstance(places, dict) else None
+    names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(_is_plain_name(name) and name.endswith(".safetensors") for name in names):
         expected = "a map from tensors to names of .safetensors files in the same folder"
-        raise InputError("weight_map", expected=expected, got=names, hint=f"It is in {index}.")
-    files = [folder / name for name in sorted(set(cast("dict[str, str]", names).values()))]
+        raise InputError("weight_map", expected=expected, got=weight_map, hint=f"It is in {index}.")
+    files = [folder / name for name in sorted(set(names))]
     if absent := [file.name for file in files if not file.is_file()]:
         hint = f"Download {list_some(absent)} again."
         raise InputError("model", expected=f"a folder with all files of its {index_name}", got=folder, hint=hint)
@@ -220,32 +210,22 @@ def _map_tensors(files: list[Path], folder: Path) -> dict[str, Tensor]:
             with safe_open(file, framework="pt") as opened:
                 tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is not a dictionary
         except SafetensorError as problem:
-            raise InputError(
-                "model", expected="readable weights", got=file, hint=f"The problem: {problem}."
-            ) from problem
+            hint = f"The problem: {problem}."
+            raise InputError("model", expected="readable weights", got=file, hint=hint) from problem
     if not tensors:
         raise InputError("model", expected="a folder with tensors in its weights", got=folder)
     return tensors
 
 
-def _require_counts(values: dict[str, Any], folder: Path, num_tensors: int) -> None:
-    """Raise InputError if an option counts more than the files can contain, since long lists are built from it."""
-    most = max(_MOST_COUNTED, num_tensors)
-    for name, number in _counts(values):
-        if number > most:
-            expected = f"at most {most}, as the weights have {num_tensors} tensors"
-            raise InputError(name, expected=expected, got=number, hint=f"It is in {folder / _CONFIG}.")
-
-
 def _counts(values: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield names and values of the options that count something, at any depth; numbers in a list have its name."""
-    todo: list[tuple[str, Any]] = [("", values)]
-    while todo:
-        name, value = todo.pop()
+    waiting: list[tuple[str, Any]] = [("", values)]
+    while waiting:
+        name, value = waiting.pop()
         if isinstance(value, dict):
-            todo += cast("dict[str, Any]", value).items()
+            waiting += cast("dict[str, Any]", value).items()
         elif isinstance(value, list):
-            todo += [(name, item) for item in cast("list[Any]", value)]
+            waiting += [(name, item) for item in cast("list[Any]", value)]
         elif isinstance(value, int) and _COUNTS.search(name):
             yield name, value
 
@@ -264,7 +244,7 @@ def _model_class(config: Any) -> Any:
 
 
 def _text_config(config: Any) -> Any:
-    """Return the part of a configuration that the language-model class takes."""
+    """Return the part of a configuration that the language-model class accepts."""
     part = config.sub_configs.get("text_config")
     return config.get_text_config() if part is not None and _model_class(config).config_class == part else config
 
@@ -292,12 +272,8 @@ def _require_all_loaded(model: nn.Module, notes: dict[str, Any], tensors: dict[s
 
 def _require_no_more_layers(model: nn.Module, unread: tuple[str, ...], folder: Path) -> None:
     """Raise InputError if unused tensors differ from used ones only by a number, like those of a further layer."""
-
-    def without_numbers(name: str) -> str:
-        return re.sub(r"\d+", "#", name)
-
-    kinds = set(map(without_numbers, model.state_dict()))
-    if left_out := [name for name in unread if without_numbers(name) in kinds]:
+    kinds = {re.sub(r"\d+", "#", name) for name in model.state_dict()}
+    if left_out := [name for name in unread if re.sub(r"\d+", "#", name) in kinds]:
         hint = f"They would be ignored: {list_some(left_out)}."
         expected = f"a folder without weights of more layers than in its {_CONFIG}"
         raise InputError("model", expected=expected, got=folder, hint=hint)
@@ -320,9 +296,6 @@ def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Gene
             hint = f"The configuration has more than {most[what]:,} {what}."
             raise InputError("model", expected=expected, got=folder, hint=hint)
 
-    def count_module(_module: nn.Module, _name: str, _child: nn.Module | None) -> None:
-        count("modules and parameters", 1)
-
     def count_parameter(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and parameter.is_meta:
             count("modules and parameters", 1)
@@ -332,16 +305,11 @@ def _bounded_building(folder: Path, *, num_tensors: int, num_bytes: int) -> Gene
         if buffer is not None and buffer.is_meta:
             count("bytes of buffers", buffer.nbytes)
 
-    hooks = (
-        register_module_module_registration_hook(count_module),
-        register_module_parameter_registration_hook(count_parameter),
-        register_module_buffer_registration_hook(count_buffer),
-    )
-    try:
+    with ExitStack() as hooks:
+        hooks.callback(register_module_module_registration_hook(lambda *_: count("modules and parameters", 1)).remove)
+        hooks.callback(register_module_parameter_registration_hook(count_parameter).remove)
+        hooks.callback(register_module_buffer_registration_hook(count_buffer).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
@@ -351,7 +319,7 @@ def _transformers_errors(folder: Path, expected: str, remedy: str = "") -> Gener
         yield
     except InputError:
         raise
-    # It checks few of its inputs: wrong values raise errors of many unrelated classes.
+    # transformers checks few of its inputs: wrong values raise errors of many unrelated classes.
     except Exception as problem:
         reason = shorten(" ".join(str(problem).split()).rstrip("."))
         hint = f"{type(problem).__name__}: {reason}. {remedy}".rstrip()
@@ -359,7 +327,7 @@ def _transformers_errors(folder: Path, expected: str, remedy: str = "") -> Gener
 
 
 @contextmanager
-def _silent_transformers() -> Generator[None]:
+def silent_transformers() -> Generator[None]:
     """Silence the logs and progress bars of transformers, and keep the hub's client offline."""
     from huggingface_hub import constants
     from transformers.utils import logging as bars

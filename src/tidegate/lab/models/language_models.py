@@ -1,4 +1,4 @@
-"""Load language models from disk to measure them: the module, its blocks, and its tokenizer.
+"""Load language models from disk: the module, its blocks, and its tokenizer.
 
 Our models are files of `tidegate.torch.save_model`, folders with one such file, or folders of our class for
 transformers. A Hugging Face model is a folder with a `config.json`.
@@ -93,7 +93,7 @@ def load_language_model(
     """Load one of our models or a Hugging Face folder.
 
     Gates in a folder written by the retrofit's `save_pretrained` are loaded too. A folder that declares gates but does
-    not contain them is an error: without them it is another model.
+    not contain them is an error: without gates the model is another.
 
     Args:
         path: The file or folder.
@@ -126,9 +126,8 @@ def load_language_model(
         raise InputError("model", expected="a language model", got=f"{type(model).__name__} in {files[0]}")
     name = files[0].parent.name if files[0].name == "model.safetensors" else files[0].stem
     tokenizer = tokenizer_beside(files[0], model)
-    return replace(
-        make_language_model(model, name=name, derivatives=derivatives, tokenizer=tokenizer), place=str(place)
-    )
+    loaded = make_language_model(model, name=name, derivatives=derivatives, tokenizer=tokenizer)
+    return replace(loaded, place=str(place))
 
 
 def make_language_model(
@@ -145,7 +144,7 @@ def make_language_model(
     copied = copy.deepcopy(model).eval()
     if derivatives:
         copied.double()
-    vocab_size = copied.config.vocab_size
+    config, vocab_size = copied.config, copied.config.vocab_size
     known = bool(tokenizer) or vocab_size == 256
     reader = read_tokenizer(tokenizer, vocab_size) if tokenizer else byte_tokenizer()
     pairs = reader.merges
@@ -168,8 +167,8 @@ def make_language_model(
         blocks=tuple(copied.stack.blocks),
         encode=encode,
         vocab_size=vocab_size,
-        max_length=copied.config.max_length if copied.config.positions == "learned" else None,
-        trained_length=copied.config.max_length,
+        max_length=config.max_length if config.positions == "learned" else None,
+        trained_length=config.max_length,
         decode=decode if known else None,
         token_bytes=reader.token_bytes if known else None,
         tokenizer=tokenizer if known else None,
@@ -198,11 +197,11 @@ def token_windows(
     if len(text) > _LONG_TEXT * length * count:
         # One window at the start of each of `count` equal parts; none if a part has too few tokens.
         bounds = [character_start(text, row * len(text) // count) for row in range(count + 1)]
-        found = [_tokens_after(model, text, start, stop, length) for start, stop in pairwise(bounds)]
-        windows = np.array([tokens for tokens in found if len(tokens) == length], dtype=np.int64).reshape(-1, length)
-        _require_known_tokens(windows.reshape(-1), model)
-        if len(windows):
-            return torch.from_numpy(windows)
+        found = [_first_tokens(model, text, start, stop, length) for start, stop in pairwise(bounds)]
+        if windows := [tokens for tokens in found if len(tokens) == length]:
+            tokens = np.array(windows, dtype=np.int64)
+            _require_known_tokens(tokens, model)
+            return torch.from_numpy(tokens)
     return spread_windows(_encode_text(model, text), length=length, count=count)
 
 
@@ -215,7 +214,7 @@ def spread_windows(tokens: TokenStream, *, length: int, count: int) -> Tensor:
     return torch.from_numpy(tokens[rows[:, None] * length + np.arange(length)].astype(np.int64))
 
 
-def _tokens_after(model: LanguageModel, text: bytes, start: int, stop: int, length: int) -> list[int]:
+def _first_tokens(model: LanguageModel, text: bytes, start: int, stop: int, length: int) -> list[int]:
     """Return the first `length` tokens of a part of a text; fewer if the part has fewer."""
     num_bytes = _BYTES_PER_TOKEN * (length + 2 * _CUT_TOKENS)
     while True:
@@ -255,12 +254,12 @@ def text_tokens(model: LanguageModel, data: str | None, *, field: str | None = N
 
 def _require_own_tokenizer(model: LanguageModel, tokenizer: str) -> None:
     """Raise InputError unless the model has this tokenizer: byte pairs as JSON, or empty for bytes."""
-    own, hint = model.tokenizer, "Pass the text itself"
+    own, place, hint = model.tokenizer, Path(model.place), "Pass the text itself"
     if own is not None:
         if own == tokenizer or (own and tokenizer and portable_tokenizer(own) == portable_tokenizer(tokenizer)):
             return
-        folder = Path(model.place) if Path(model.place).is_dir() else Path(model.place).parent
-        hint += f", or tokenize it with the tokenizer {folder / 'tokenizer.json' if own else 'bytes'}"
+        file = (place if place.is_dir() else place.parent) / "tokenizer.json"
+        hint += f", or tokenize it with the tokenizer {file if own else 'bytes'}"
     raise InputError("data", expected=f"shards made with the tokenizer of {model.name}", hint=f"{hint}.")
 
 
@@ -284,9 +283,10 @@ def require_known_length(model: LanguageModel, length: int) -> None:
 
 
 def _require_known_tokens(tokens: NDArray[np.integer[Any]], model: LanguageModel) -> None:
-    if len(tokens) and int(tokens.max()) >= model.vocab_size:
+    largest = int(tokens.max(initial=0))
+    if largest >= model.vocab_size:
         expected = f"of tokens below {model.vocab_size}, the vocabulary of {model.name}"
-        raise InputError("data", expected=expected, got=int(tokens.max()))
+        raise InputError("data", expected=expected, got=largest)
 
 
 def tokenizer_beside(path: Path, model: TransformerLM) -> str:
@@ -294,18 +294,18 @@ def tokenizer_beside(path: Path, model: TransformerLM) -> str:
     file = path.parent / "tokenizer.json"
     if path.name != "model.safetensors" or not file.exists():
         return ""
-    hint = "Restore the tokenizer of the training."
     if kind := nonregular_file_type(file):
         raise InputError("tokenizer", expected="a file", got=file, hint=f"It is {kind}. Remove it.")
-    text = file.read_text(encoding="utf-8", errors="replace")
+    text, vocab_size = file.read_text(encoding="utf-8", errors="replace"), model.config.vocab_size
+    hint = "Restore the tokenizer of the training."
     try:
-        num_tokens = len(read_tokenizer(text, model.config.vocab_size).token_bytes)
+        num_tokens = len(read_tokenizer(text, vocab_size).token_bytes)
     # The library has no exception class for invalid files.
     except Exception as problem:
         hint = f"The problem: {problem}. {hint}"
         raise InputError("tokenizer", expected="a byte-pair tokenizer", got=file, hint=hint) from None
-    if num_tokens > model.config.vocab_size:
-        expected = f"one of at most {model.config.vocab_size} tokens, as the model beside it"
+    if num_tokens > vocab_size:
+        expected = f"one of at most {vocab_size} tokens, like the model beside it"
         raise InputError("tokenizer", expected=expected, got=num_tokens, hint=f"{file} is for another model. {hint}")
     return text
 
@@ -318,15 +318,15 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
     exact = derivatives and gates is None
     attention = "eager" if derivatives else None
     model, unread = load_from_folder(folder, attention=attention, dtype=torch.float64 if exact else None)
-    if gates is not None:
+    if gates is None:
+        _require_no_gates(folder, unread)
+    else:
         if not Path(gates).is_dir():
             raise InputError("gates", expected="a folder of save_gates", got=gates)
         require_regular_files("gates", Path(gates))
         # Gates are loaded in the model's dtype.
         import_module("tidegate.torch.retrofit").load_gates(model, gates)
         model = model.double() if derivatives else model
-    else:
-        _require_no_gates(folder, unread)
     config: Any = model.config.get_text_config()
     for name in ("vocab_size", "num_hidden_layers"):
         if not hasattr(config, name):
@@ -342,11 +342,10 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
             return list(text)
         return tokenizer()(text.decode("utf-8", errors="replace"))
 
-    name = folder.resolve().name
     if gates is None and isinstance(model, hf.TidegateForCausalLM):
-        return _from_our_class(hf.to_transformer_lm(model), folder, name, encode, derivatives, unread)
+        return _from_our_class(hf.to_transformer_lm(model), folder, encode, derivatives, unread)
     return LanguageModel(
-        name=name,
+        name=folder.resolve().name,
         module=model,
         run=lambda tokens: model(input_ids=tokens, use_cache=False, **fewer),
         blocks=_blocks(model, config.num_hidden_layers, folder),
@@ -358,28 +357,25 @@ def _from_hugging_face(folder: Path, derivatives: bool, gates: str | Path | None
 
 
 def _from_our_class(
-    model: TransformerLM, folder: Path, name: str, encode: Encode, derivatives: bool, unread: tuple[str, ...]
+    model: TransformerLM, folder: Path, encode: Encode, derivatives: bool, unread: tuple[str, ...]
 ) -> LanguageModel:
     """Wrap one of our models that was saved for transformers; with a foreign tokenizer, it cannot decode tokens."""
-    pairs = tokenizer_beside(folder / "model.safetensors", model) if _holds_byte_pairs(folder) else ""
-    own = replace(make_language_model(model, name=name, derivatives=derivatives, tokenizer=pairs), unread=unread)
-    if pairs:
-        return own
-    if any(folder.glob("tokenizer*")):
-        return replace(own, encode=encode, decode=None, token_bytes=None, tokenizer=None)
-    return replace(own, encode=encode)
+    pairs = tokenizer_beside(folder / "model.safetensors", model) if _has_byte_pairs(folder) else ""
+    own = make_language_model(model, name=folder.resolve().name, derivatives=derivatives, tokenizer=pairs)
+    if not pairs:
+        own = replace(own, encode=encode)
+        if any(folder.glob("tokenizer*")):
+            own = replace(own, decode=None, token_bytes=None, tokenizer=None)
+    return replace(own, unread=unread)
 
 
-def _holds_byte_pairs(folder: Path) -> bool:
+def _has_byte_pairs(folder: Path) -> bool:
     """Return whether a folder has a tokenizer as written by `tidegate export`: byte pairs without added tokens."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return False
     try:
-        found: Any = read_json(file.read_bytes())
+        found: Any = read_json((folder / "tokenizer.json").read_bytes())
         kinds = found["model"]["type"], found["pre_tokenizer"]["type"], found["decoder"]["type"]
         return kinds == ("BPE", "ByteLevel", "ByteLevel") and not found["added_tokens"] and not found["normalizer"]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -389,8 +385,9 @@ def _require_no_gates(folder: Path, unread: tuple[str, ...]) -> None:
         expected = "a folder with gates.json, since its model was saved with gates"
         hint = (
             "Save it again with save_pretrained of tidegate.torch.retrofit, or pass a folder of save_gates as gates. "
-            "To measure it without gates, load it with from_pretrained of transformers, with variant='without_gates' "
-            "if its weights have that name, delete model.config.tidegate_gates and save the model to another folder."
+            "To measure the model without gates, load it with from_pretrained of transformers, with "
+            "variant='without_gates' if its weights have that name, delete model.config.tidegate_gates and save it to "
+            "another folder."
         )
         raise InputError("model", expected=expected, got=folder, hint=hint)
 

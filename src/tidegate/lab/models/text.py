@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -61,7 +62,7 @@ def continue_text(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[bytes]:
-    """Generate text after a prompt, given as text or tokens, and yield it piece by piece in whole characters.
+    """Generate text after a prompt, given as text or tokens, and yield it in pieces of whole characters.
 
     The options are those of `tidegate.torch.generate`; the same seed gives the same text.
 
@@ -165,11 +166,13 @@ def continuations(
     much preceding context as fits. A context must have at least one token.
     """
     decoder, _ = _require_text_model(model)
-    windows = [
-        (number, inputs, targets)
-        for number, (context, continuation) in enumerate(requests)
-        for inputs, targets in _prediction_windows(context, continuation, length)
-    ]
+    windows: list[tuple[int, list[int], list[int]]] = []
+    for number, (context, continuation) in enumerate(requests):
+        tokens = [*context, *continuation]
+        for start in range(len(context), len(tokens), length):
+            end = min(start + length, len(tokens))
+            # The targets of a block belong to its last inputs.
+            windows.append((number, tokens[max(0, end - 1 - length) : end - 1], tokens[start:end]))
     # Windows of similar length need little padding.
     windows.sort(key=lambda window: len(window[1]))
     totals, greedy = [0.0] * len(requests), [True] * len(requests)
@@ -185,16 +188,6 @@ def continuations(
     return [Continuation(total, likeliest) for total, likeliest in zip(totals, greedy, strict=True)]
 
 
-def _prediction_windows(
-    context: list[int], continuation: list[int], length: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the inputs, at most `length`, and the targets of each block, which belong to its last inputs."""
-    tokens = [*context, *continuation]
-    for start in range(len(context), len(tokens), length):
-        end = min(start + length, len(tokens))
-        yield tokens[max(0, end - 1 - length) : end - 1], tokens[start:end]
-
-
 def require_decoder(model: LanguageModel) -> TransformerLM:
     """Return a model's module; raise InputError if it is not one of ours."""
     if not isinstance(model.module, TransformerLM):
@@ -205,6 +198,7 @@ def require_decoder(model: LanguageModel) -> TransformerLM:
 
 
 def _require_text_model(model: LanguageModel) -> tuple[TransformerLM, Decode]:
+    """Return a model's module and the decoder of its tokenizer; raise InputError if it cannot process text."""
     decoder = require_decoder(model)
     if model.decode is None:
         expected = f"one with a known tokenizer for its {model.vocab_size:,} tokens"
@@ -216,10 +210,8 @@ def _require_text_model(model: LanguageModel) -> tuple[TransformerLM, Decode]:
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """Return the text without an incomplete character at its end."""
-    for missing in range(1, 4):
-        if len(text) >= missing and text[-missing] >= 0b1100_0000:
-            needed = 2 if text[-missing] < 0b1110_0000 else 3 if text[-missing] < 0b1111_0000 else 4
-            return text[:-missing] if needed > missing else text
+    """Return the text without an incomplete character at its end; other invalid bytes stay."""
+    # The incremental decoder holds back the bytes of an incomplete character.
+    whole = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(text)
     # A tokenizer decodes an incomplete character to this one.
-    return text.removesuffix("�".encode())
+    return whole.removesuffix("\N{REPLACEMENT CHARACTER}").encode("utf-8", "surrogateescape")

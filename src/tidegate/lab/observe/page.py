@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from tidegate._json import finite
 from tidegate._text import number_of
@@ -30,20 +30,18 @@ from tidegate.report.page import (
 from tidegate.torch.observing import (
     CLOSED_BELOW,
     HISTOGRAM_EDGES,
-    GateSummary,
     LayerObservation,
     Observation,
     statistic_names,
 )
 
-_GateMetric: TypeAlias = Callable[[GateSummary], Sequence[float] | None]
-
-_GATE_METRICS: tuple[tuple[str, str, _GateMetric], ...] = (
-    ("mean gate", "Mean gate", lambda gate: gate.mean),
-    (f"share below {CLOSED_BELOW}", f"Share of gate values below {CLOSED_BELOW}", lambda gate: gate.below),
-    ("saturated share", "Share of gate values near an end of their range", lambda gate: gate.saturated),
-    ("spread over tokens", "Standard deviation of gates over tokens", lambda gate: gate.token_spread),
+_GATE_METRICS = (
+    ("mean", "mean gate", "Mean gate"),
+    ("below", f"share below {CLOSED_BELOW}", f"Share of gate values below {CLOSED_BELOW}"),
+    ("saturated", "saturated share", "Share of gate values near an end of their range"),
+    ("token_spread", "spread over tokens", "Standard deviation of gates over tokens"),
 )
+"""Fields of `GateSummary`, with a name and a title."""
 
 _POINTS = 128
 """Points of a curve over positions."""
@@ -62,8 +60,6 @@ class _Statistic(NamedTuple):
     digits: int = 3
     from_zero: bool = True
     """Whether its color scale begins at 0."""
-    name: str = ""
-    """Its name with its unit, for the key set of the observation."""
 
 
 _STATISTICS = (
@@ -80,10 +76,7 @@ _STATISTICS = (
 
 
 def observation_page(observation: Observation, *, model: str, command: str, num_sequences: int, length: int) -> Page:
-    """Return the page of one model, observed on sequences of some length.
-
-    Its data include the observation, with at most 128 points per curve.
-    """
+    """Return the page of one model; its data include the observation, with at most 128 points per curve."""
     shown = observation.downsample(_POINTS)
     num_heads = sum(layer.num_heads for layer in observation.layers)
     return Page(
@@ -105,7 +98,7 @@ def observation_page(observation: Observation, *, model: str, command: str, num_
 
 def observation_sections(observation: Observation) -> tuple[Section, ...]:
     """Return maps, curves, explanations, and tables of all numbers."""
-    parts: list[tuple[str, str, Iterator[View]]] = [
+    parts = [
         ("Attention", "By layer and head", _attention_maps(observation)),
         ("Attention", "By position of the query", _position_curves(observation)),
         ("Attention", "Distribution over queries", _distributions(observation)),
@@ -122,15 +115,15 @@ def observation_sections(observation: Observation) -> tuple[Section, ...]:
 
 
 def _attention_maps(observation: Observation) -> Iterator[View]:
-    for each in _shown_statistics(observation):
+    for each, name in _shown_statistics(observation):
         rows = [_head_means(layer, each.key) for layer in observation.layers]
         title = f"{each.title.format(keys=observation.keys)}: {_extremes(rows, each.digits)}"
-        panel = layer_head_maps(title, each.name, {"every head": rows}, from_zero=each.from_zero)
-        yield View(label=each.name, panel=panel)
+        panel = layer_head_maps(title, name, {"every head": rows}, from_zero=each.from_zero)
+        yield View(label=name, panel=panel)
 
 
 def _gate_maps(observation: Observation) -> Iterator[View]:
-    for name, title, metric in _GATE_METRICS:
+    for metric, name, title in _GATE_METRICS:
         every = {site: [_of_gate(layer, site, metric) for layer in observation.layers] for site in _sites(observation)}
         maps = {site: rows for site, rows in every.items() if any(rows)}
         if maps:
@@ -138,10 +131,9 @@ def _gate_maps(observation: Observation) -> Iterator[View]:
             yield View(label=name, panel=layer_head_maps(f"{title}: {words}", name, maps))
 
 
-def _of_gate(layer: LayerObservation, site: str, metric: _GateMetric) -> Numbers:
+def _of_gate(layer: LayerObservation, site: str, metric: str) -> Numbers:
     """Return one number per head of the site; none if the layer has no such gate, or the gate no such number."""
-    values = metric(layer.gates[site]) if site in layer.gates else None
-    return tuple(map(finite, values or ()))
+    return tuple(map(finite, getattr(layer.gates.get(site), metric, None) or ()))
 
 
 def _sites(observation: Observation) -> list[str]:
@@ -153,31 +145,23 @@ def _head_table(observation: Observation) -> Table:
     columns = (
         Column(title="layer"),
         Column(title="head"),
-        *(Column(title=each.name, digits=each.digits) for each in statistics),
+        *(Column(title=name, digits=each.digits) for each, name in statistics),
         *(
             Column(title=f"{name}, spread", digits=3, help="Standard deviation over queries.")
             for name in (statistic_names(observation.keys)["mass"], "entropy")
         ),
-        *(Column(title=f"{site}: {name}", digits=3) for site in sites for name, _, _ in _GATE_METRICS[:2]),
+        *(Column(title=f"{site}: {name}", digits=3) for site in sites for _, name, _ in _GATE_METRICS[:2]),
     )
-    rows = tuple(
-        (
-            float(place),
-            float(head),
-            *(_head_means(layer, each.key)[head] for each in statistics),
-            *(finite(layer.heads[key][head].std) for key in ("mass", "entropy")),
-            *(_gate_of_head(layer, site, metric, head) for site in sites for _, _, metric in _GATE_METRICS[:2]),
-        )
-        for place, layer in enumerate(observation.layers)
-        for head in range(layer.num_heads)
-    )
-    return Table(title="Heads: means over queries", columns=columns, rows=rows)
-
-
-def _gate_of_head(layer: LayerObservation, site: str, metric: _GateMetric, head: int) -> float | None:
-    """Return the gate's number for a query head; at a site with fewer heads, that of its group."""
-    values = _of_gate(layer, site, metric)
-    return values[head * len(values) // layer.num_heads] if values else None
+    rows: list[tuple[float | None, ...]] = []
+    for place, layer in enumerate(observation.layers):
+        for head in range(layer.num_heads):
+            means = [_head_means(layer, each.key)[head] for each, _ in statistics]
+            spreads = [finite(layer.heads[key][head].std) for key in ("mass", "entropy")]
+            gates = [_of_gate(layer, site, metric) for site in sites for metric, _, _ in _GATE_METRICS[:2]]
+            # A site with fewer heads has one gate per group of query heads.
+            of_head = [values[head * len(values) // layer.num_heads] if values else None for values in gates]
+            rows.append((float(place), float(head), *means, *spreads, *of_head))
+    return Table(title="Heads: means over queries", columns=columns, rows=tuple(rows))
 
 
 def _layer_table(observation: Observation) -> Table:
@@ -224,19 +208,18 @@ def _explanations(observation: Observation) -> Iterator[str]:
     names, keys = statistic_names(observation.keys), observation.keys
     mass, impact, contribution, sink = (names[name].capitalize() for name in ("mass", "impact", "contribution", "sink"))
     yield (
-        f"{mass} is the share of a query's attention weight on {keys}. {impact} weights each key by the norm of its "
-        f"value: the share of {keys} in what the head takes in. A head with large mass and small impact parks its "
-        "attention where it has no effect."
+        f"{mass} is the share of a query's attention weight on {keys}. {impact} also weights each key by the norm of "
+        "its value. A head with large mass and small impact puts its attention where it has no effect."
     )
     if any("contribution" in layer.heads for layer in observation.layers):
         yield (
-            f"{impact} is a share, which an output gate does not change. {contribution} is a size: the norm of what "
-            f"{keys} adds to a head's output, after its output gate, relative to the root mean square norm of the "
-            "outputs of all heads together."
+            f"{impact} is a share, which an output gate does not change. {contribution} is a size: the norm of the "
+            f"part of a head's output that comes from {keys}, after the output gate, relative to the root mean square "
+            "norm of the outputs of all heads together."
         )
     if any("sink" in layer.heads for layer in observation.layers):
         yield (
-            f"{sink} is the weight on a sink: an extra logit in the softmax denominator that belongs to no key. It, "
+            f"{sink} is the weight on a sink: an extra logit in the softmax denominator that belongs to no key. Sink, "
             f"{names['mass']} and the weight on the other keys sum to 1, and entropy counts the sink as one more key."
         )
     yield (
@@ -257,106 +240,92 @@ def _explanations(observation: Observation) -> Iterator[str]:
         )
     if any(layer.residual for layer in observation.layers):
         yield (
-            "The residual stream is the output of a block. Its effective rank is the exponential of the entropy of its "
-            "normalized singular values: roughly the number of directions in use."
+            "The residual stream is the output of a block. Its effective rank, the exponential of the entropy of its "
+            "normalized singular values, is roughly the number of directions in use."
         )
     yield "These numbers describe one model on one text; other texts give other numbers."
 
 
 def _position_curves(observation: Observation) -> Iterator[View]:
     """Yield for each statistic one line per layer, the mean over its heads at each position."""
-    for each in _shown_statistics(observation):
-        lines = [
-            _series(
-                place,
-                tuple(map(float, layer.positions)),
-                tuple(mean_of_known(values) for values in zip(*layer.by_position[each.key], strict=True)),
-            )
-            for place, layer in _layers_to_draw(observation)
-            if layer.positions
-        ]
+    for each, name in _shown_statistics(observation):
+        lines: list[Series] = []
+        for place, layer in _layers_to_draw(observation):
+            means = tuple(mean_of_known(values) for values in zip(*layer.by_position[each.key], strict=True))
+            if means:
+                lines.append(_series(place, tuple(map(float, layer.positions)), means))
         ends = "; ".join(
             f"{line.label} from {format_number(line.y[0])} to {format_number(line.y[-1])}" for line in lines
         )
+        panel = Lines(
+            title=f"{each.title.format(keys=observation.keys)}, by position{_name_choice(observation)}",
+            alternative=f"One line per layer, the mean over its heads, by position: {ends}.",
+            x_label="position of the query",
+            y_label=f"{name}, mean over heads",
+            series=tuple(lines),
+        )
         if lines:
-            yield View(
-                label=each.name,
-                panel=Lines(
-                    title=f"{each.title.format(keys=observation.keys)}, by position{_name_choice(observation)}",
-                    alternative=f"One line per layer, the mean over its heads, by position: {ends}.",
-                    x_label="position of the query",
-                    y_label=f"{each.name}, mean over heads",
-                    series=tuple(lines),
-                ),
-            )
-
-
-def _distributions(observation: Observation) -> Iterator[View]:
-    """Yield for some statistics one line per layer: the share of queries of all heads by value."""
-    for each in _shown_statistics(observation):
-        if each.key in _DISTRIBUTIONS:
-            yield View(label=each.name, panel=_distribution(observation, each))
+            yield View(label=name, panel=panel)
 
 
 def _residual_curves(observation: Observation) -> Iterator[View]:
     """Yield largest activation and effective rank by layer; nothing if the residual stream was not observed."""
     known = [(float(place), seen) for place, layer in enumerate(observation.layers) if (seen := layer.residual)]
     metrics = (
-        ("largest activation", "Largest activation", [seen.largest for _, seen in known]),
-        ("effective rank", "Effective rank", [seen.effective_rank for _, seen in known]),
+        ("largest activation", [seen.largest for _, seen in known]),
+        ("effective rank", [seen.effective_rank for _, seen in known]),
     )
-    for name, title, values in metrics if known else ():
-        yield View(
-            label=name,
-            panel=Lines(
-                title=f"{title}: {values[0]:.3g} after the first layer, {values[-1]:.3g} after the last",
-                alternative=f"{name} by layer: {', '.join(f'{value:.3g}' for value in values)}.",
-                x_label="layer",
-                y_label=name,
-                series=(
-                    Series(
-                        label=name, group="residual stream", x=tuple(x for x, _ in known), y=tuple(map(finite, values))
-                    ),
-                ),
-            ),
+    for name, values in metrics if known else ():
+        x, y = tuple(place for place, _ in known), tuple(map(finite, values))
+        panel = Lines(
+            title=f"{name.capitalize()}: {values[0]:.3g} after the first layer, {values[-1]:.3g} after the last",
+            alternative=f"{name} by layer: {', '.join(f'{value:.3g}' for value in values)}.",
+            x_label="layer",
+            y_label=name,
+            series=(Series(label=name, group="residual stream", x=x, y=y),),
         )
+        yield View(label=name, panel=panel)
 
 
-def _distribution(observation: Observation, statistic: _Statistic) -> Lines:
-    edges = HISTOGRAM_EDGES[statistic.key]
-    by_powers = statistic.key == "effective_keys"
-    middles = [math.sqrt(low * high) if by_powers else (low + high) / 2 for low, high in pairwise(edges)]
-    # The histograms of all heads of a layer, summed.
-    counts = {
-        place: [sum(bins) for bins in zip(*(each.histogram for each in layer.heads[statistic.key]), strict=True)]
-        for place, layer in _layers_to_draw(observation)
-    }
-    last = max((place for column in counts.values() for place, count in enumerate(column) if count), default=0)
-    lines = tuple(
-        _series(place, tuple(middles[: last + 1]), tuple(count / max(1, sum(column)) for count in column[: last + 1]))
-        for place, column in counts.items()
-    )
-    peaks = ", ".join(
-        f"{line.label} near {middles[max(range(len(line.y)), key=lambda place: line.y[place] or 0.0)]:.3g}"
-        for line in lines
-    )
-    return Lines(
-        title=f"Distribution over queries{_name_choice(observation)}",
-        alternative=f"Share of queries by {statistic.name}, one line per layer. Most queries: {peaks}.",
-        x_label=f"{statistic.name} of a query",
-        y_label="share of queries",
-        series=lines,
-        log_x=by_powers,
-    )
+def _distributions(observation: Observation) -> Iterator[View]:
+    """Yield for some statistics one line per layer: the share of queries of all heads by value."""
+    for each, name in _shown_statistics(observation):
+        if each.key not in _DISTRIBUTIONS:
+            continue
+        by_powers = each.key == "effective_keys"
+        bins = pairwise(HISTOGRAM_EDGES[each.key])
+        middles = [math.sqrt(low * high) if by_powers else (low + high) / 2 for low, high in bins]
+        # The histograms of all heads of a layer, summed.
+        counts = {
+            place: [sum(column) for column in zip(*(head.histogram for head in layer.heads[each.key]), strict=True)]
+            for place, layer in _layers_to_draw(observation)
+        }
+        size = 1 + max((bin_ for bins in counts.values() for bin_, count in enumerate(bins) if count), default=0)
+        lines = tuple(
+            _series(place, tuple(middles[:size]), tuple(count / max(1, sum(bins)) for count in bins[:size]))
+            for place, bins in counts.items()
+        )
+        peaks = ", ".join(
+            f"layer {place} near {middles[max(range(size), key=bins.__getitem__)]:.3g}"
+            for place, bins in counts.items()
+        )
+        panel = Lines(
+            title=f"Distribution over queries{_name_choice(observation)}",
+            alternative=f"Share of queries by {name}, one line per layer. Most queries: {peaks}.",
+            x_label=f"{name} of a query",
+            y_label="share of queries",
+            series=lines,
+            log_x=by_powers,
+        )
+        yield View(label=name, panel=panel)
 
 
 def _layers_to_draw(observation: Observation) -> list[tuple[int, LayerObservation]]:
     """Return the layers to draw, with their numbers: evenly spread if there are many, including first and last."""
-    count = len(observation.layers)
-    places = (
-        range(count) if count <= _CURVES else [round(step * (count - 1) / (_CURVES - 1)) for step in range(_CURVES)]
-    )
-    return [(place, observation.layers[place]) for place in places]
+    layers = list(enumerate(observation.layers))
+    if len(layers) <= _CURVES:
+        return layers
+    return [layers[round(step * (len(layers) - 1) / (_CURVES - 1))] for step in range(_CURVES)]
 
 
 def _name_choice(observation: Observation) -> str:
@@ -368,11 +337,11 @@ def _series(place: int, x: Numbers, y: Numbers) -> Series:
     return Series(label=f"layer {place}", group=f"layer {place}", x=x, y=y)
 
 
-def _shown_statistics(observation: Observation) -> list[_Statistic]:
-    """Return the statistics that all layers have."""
+def _shown_statistics(observation: Observation) -> list[tuple[_Statistic, str]]:
+    """Return the statistics that all layers have, with their names for the key set of the observation."""
     names = statistic_names(observation.keys)
     seen = (each for each in _STATISTICS if all(each.key in layer.heads for layer in observation.layers))
-    return [each._replace(name=names[each.key]) for each in seen]
+    return [(each, names[each.key]) for each in seen]
 
 
 def _head_means(layer: LayerObservation, key: str) -> tuple[float | None, ...]:

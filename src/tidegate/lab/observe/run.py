@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -36,19 +38,15 @@ def model_observation(
     """
     if not 1 <= keys <= windows.shape[1]:
         raise InputError("keys", expected=f"from 1 to {windows.shape[1]}, the tokens of a sequence", got=keys)
-    done = 0
-    tell(_progress(done, windows))
+    progress = PartsDone(work="observing", done=0, total=len(windows), unit="sequence")
+    tell(progress)
     with observe(model.module, keys=keys, heat=heat) as watcher:
         for batch in windows.split(batch_size):
             model.run(batch)
-            done += len(batch)
-            tell(_progress(done, windows))
+            progress = replace(progress, done=progress.done + len(batch))
+            tell(progress)
     try:
         return watcher.observation()
     except RuntimeError as problem:
         expected = "a model with attention calls that can be observed"
         raise InputError("model", expected=expected, got=model.name, hint=str(problem)) from problem
-
-
-def _progress(done: int, windows: Tensor) -> PartsDone:
-    return PartsDone(work="observing", done=done, total=len(windows), unit="sequence")

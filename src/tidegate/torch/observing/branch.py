@@ -1,8 +1,8 @@
 """Find the input of the output projection: the attention output, with an output gate applied if there is one.
 
-The heads' outputs are known if the input of the output projection equals the result of the attention call, after an
-output gate of this library if there is one. If anything else acts on them in between, such as a gate in the model's own
-code, the two differ, and the contribution is unknown.
+The heads' outputs are known if the input of the output projection equals the result of the attention call, gated by an
+output gate of this library if there is one. If anything else changes them in between, such as a gate in the model's own
+code, the contribution is unknown.
 
 Legend: B batch, T query positions, H heads, D width of the values.
 """
@@ -29,10 +29,11 @@ class AttentionBranch:
 
     def __init__(self, layer: str, output_BHTD: Tensor, counted: CountedCall, sums: RunningContribution) -> None:
         self._layer = layer
-        self._output_BHTD = output_BHTD
+        self._ungated_BHTD = self._output_BHTD = output_BHTD
+        self._from_set_BHTD = counted.set_output_BHTD
+        """The key set's part of the output; None if it is unknown."""
         self._counted = counted
         self._sums = sums
-        self._gate: tuple[AttentionGate, Tensor] | None = None
         self._is_confirmed: bool | None = None
         """Whether the input of the last projection was as expected; None before the first."""
 
@@ -42,7 +43,7 @@ class AttentionBranch:
         if isinstance(module, AttentionGate):
             # A traced layer evaluates its gates again after the projection.
             if module.gate.site == "output" and self._is_confirmed is None and _is_within(call.name, self._layer):
-                self._gate = module, result.detach().transpose(1, 2)
+                self._gate(module.gate.op, result.detach().transpose(1, 2))
         elif call.args and isinstance(call.args[0], Tensor):
             weight = getattr(module, "weight", None)
             if isinstance(weight, Tensor) and weight.ndim == 2:
@@ -54,26 +55,22 @@ class AttentionBranch:
 
     def settle(self) -> None:
         """Add the contribution; if the heads' outputs are not confirmed, the layer's contribution is unknown."""
-        op = None if self._gate is None else self._gate[0].gate.op
-        # If a function replaces the outputs, the parts of the keys are unknown.
-        if not self._is_confirmed or op == "replace":
+        if self._is_confirmed and self._from_set_BHTD is not None:
+            self._sums.add(self._from_set_BHTD, self._output_BHTD, self._counted)
+        else:
             self._sums.known = False
-            return
-        from_set = self._counted.set_output_BHTD
-        assert from_set is not None
-        # What a gate adds does not depend on the keys.
-        if self._gate is not None and op == "multiply":
-            from_set = from_set * self._gate[1]
-        self._sums.add(from_set, self._gated_output(), self._counted)
 
-    def _gated_output(self) -> Tensor:
-        """Return the heads' outputs after the output gate, (B, H, T, D)."""
-        if self._gate is None:
-            return self._output_BHTD
-        gate, values = self._gate
-        if gate.gate.op == "replace":
-            return values
-        return self._output_BHTD * values if gate.gate.op == "multiply" else self._output_BHTD + values
+    def _gate(self, op: str, values_BHTD: Tensor) -> None:
+        from_set_BHTD = self._counted.set_output_BHTD
+        assert from_set_BHTD is not None
+        if op == "multiply":
+            self._output_BHTD = self._ungated_BHTD * values_BHTD
+            self._from_set_BHTD = from_set_BHTD * values_BHTD
+        elif op == "add":
+            # The key set's part stays: the added values do not depend on the keys.
+            self._output_BHTD = self._ungated_BHTD + values_BHTD
+        else:
+            self._output_BHTD, self._from_set_BHTD = values_BHTD, None
 
     def _compare(self, given: Tensor) -> None:
         """Compare the input of a projection with the heads' outputs, if it has their size."""
@@ -82,7 +79,7 @@ class AttentionBranch:
             return
         # Kernels differ in their output for a query that may see nothing.
         counted, dtype = self._counted.counted_BHT.unsqueeze(-1), wide_dtype(given.dtype)
-        expected = torch.where(counted, self._gated_output().to(dtype), 0)
+        expected = torch.where(counted, self._output_BHTD.to(dtype), 0)
         difference = torch.where(counted, given.reshape(B, T, H, D).transpose(1, 2).to(dtype), 0) - expected
         allowed = _ROUNDINGS * torch.finfo(given.dtype).eps * torch.linalg.vector_norm(expected)
         self._is_confirmed = bool(torch.linalg.vector_norm(difference) <= allowed)

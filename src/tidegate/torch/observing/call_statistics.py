@@ -19,7 +19,6 @@ from tidegate.torch.observing.statistics import (
     AttentionStatistics,
     KeySet,
     additive,
-    cap_scores,
     grouped_matmul,
     indicator,
     join_parts,
@@ -28,7 +27,7 @@ from tidegate.torch.observing.statistics import (
 from tidegate.torch.precision import wide_dtype
 
 _PART = 2**19
-"""Elements in the queries of one part; more if one group of heads of one row has more."""
+"""Elements in the queries of one part; more if one row has more."""
 
 
 def with_plain_mask(call: AttentionCall) -> AttentionCall:
@@ -36,10 +35,9 @@ def with_plain_mask(call: AttentionCall) -> AttentionCall:
     mask = call.mask
     if mask is None or mask.dtype == torch.bool or call.scored:
         return call
-    forbids = mask <= FORBIDDING
-    if bool((forbids | (mask == 0)).all()):
-        return call._replace(mask=~forbids)
-    return call._replace(mask=mask.masked_fill(forbids, float("-inf")))
+    hides = mask <= FORBIDDING
+    only_hides = bool((hides | (mask == 0)).all())
+    return call._replace(mask=~hides if only_hides else mask.masked_fill(hides, -math.inf))
 
 
 @torch.no_grad()
@@ -72,7 +70,7 @@ def key_set_output(call: AttentionCall, log_partition_BHT: Tensor, keys: KeySet)
             queries = slice(start, start + size)
             scores = torch.zeros((), dtype=dtype) if call.scored else grouped_matmul(query[:, :, queries], key.mT)
             if call.softcap is not None:
-                cap_scores(scores, call.softcap)
+                scores.div_(call.softcap).tanh_().mul_(call.softcap)
             if call.mask is not None:
                 scores = scores + _mask_of_keys(call, queries, chosen_BN, dtype)
             scores = scores.masked_fill(hidden_B11N, -math.inf)
@@ -98,32 +96,13 @@ def _mask_of_keys(call: AttentionCall, queries: slice, chosen_BN: Tensor, dtype:
 
 
 def statistics_in_parts(call: AttentionCall, *, keys: KeySet, heat: bool) -> AttentionStatistics:
-    """Return the statistics of a call, which is causal only for S = T, computed part by part."""
-    num_rows, num_groups = call.query.shape[0], call.key.shape[1]
-    group_size = call.query[0].numel() // num_groups
-    # Threads get equal query ranges, and late causal queries cost most: keep at least one head per thread.
-    num_heads = min(num_groups, max(torch.get_num_threads(), _PART // group_size))
-    size = max(1, _PART // (group_size * num_groups))
-    by_rows: list[AttentionStatistics] = []
-    for row in range(0, num_rows, size):
-        rows = slice(row, row + size)
+    """Return the statistics of a call, which is causal only for S = T, a few rows at a time to save memory."""
+    size = max(1, _PART // call.query[0].numel())
+    parts: list[AttentionStatistics] = []
+    for start in range(0, len(call.query), size):
+        rows = slice(start, start + size)
+        mask = call.mask if call.mask is None or len(call.mask) == 1 else call.mask[rows]
+        part = call._replace(query=call.query[rows], key=call.key[rows], value=call.value[rows], mask=mask)
         in_set = keys[rows] if isinstance(keys, Tensor) and keys.ndim == 2 else keys
-        parts = [
-            statistics_of_call(_part(call, rows, slice(at, at + num_heads)), keys=in_set, heat=heat)
-            for at in range(0, num_groups, num_heads)
-        ]
-        by_rows.append(join_parts(parts, 1))
-    return join_parts(by_rows, 0)
-
-
-def _part(call: AttentionCall, rows: slice, groups: slice) -> AttentionCall:
-    """Return some rows and key/value heads of a call, with the query heads that these serve."""
-    group_size = call.query.shape[1] // call.key.shape[1]
-    heads = slice(groups.start * group_size, groups.stop * group_size)
-    mask = call.mask
-    if mask is not None:
-        mask = mask if mask.shape[0] == 1 else mask[rows]
-        mask = mask if mask.shape[1] == 1 else mask[:, heads]
-    return call._replace(
-        query=call.query[rows, heads], key=call.key[rows, groups], value=call.value[rows, groups], mask=mask
-    )
+        parts.append(statistics_of_call(part, keys=in_set, heat=heat))
+    return join_parts(parts, 0)

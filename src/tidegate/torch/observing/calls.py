@@ -2,11 +2,10 @@
 
 Attention made of separate operators is recognized by `decomposed_attention.py`.
 
-A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd
-decomposes it first: into one fused kernel, which the mode receives, or into plain matrix products, which no longer show
-that they are one call. So a kernel registered here while anything is observed receives the whole call before autograd
-and then does what PyTorch would have done. The mode receives the rest: inference mode, and fused kernels called by
-name.
+A call of `scaled_dot_product_attention` reaches a dispatch mode whole only in inference mode. Elsewhere autograd first
+decomposes it into a fused kernel, which the mode receives, or into plain matrix products. So while anything is
+observed, a kernel registered here receives the whole call before autograd, and then runs PyTorch's own. The mode
+receives the rest: inference mode, and fused kernels called by name.
 
 Legend: B batch, T query positions, S attended positions, H query heads, G key/value heads, D head width.
 """
@@ -86,13 +85,11 @@ class SharedPatch:
 
 
 class _ThreadState(threading.local):
-    """Per-thread state: active watchers, what is hidden from them, and the number of intercepted kernel calls."""
+    """The watchers of each thread, and whether calls are hidden from them."""
 
     def __init__(self) -> None:
         self.watching: list[AttentionCalls] = []
         self.hidden = False
-        self.decomposed_hidden = False
-        self.num_kernel_calls = 0
 
 
 _state = _ThreadState()
@@ -102,8 +99,8 @@ class AttentionCalls(TorchDispatchMode):
     """While entered, passes every attention call of this thread to `see`, once, after it has run.
 
     `miss` receives the reason if a softmax enters a batched product and the two are not certain to be attention. Calls
-    that `see` makes itself are ignored, as are calls in a backward pass, which repeat those of a checkpoint, inside
-    `torch.func` transforms, of nested tensors, and on the meta device.
+    made by `see` are ignored, as are calls in a backward pass, where checkpoints repeat them, inside `torch.func`
+    transforms, of nested tensors, and on the meta device.
     """
 
     supports_higher_order_operators = True
@@ -132,11 +129,14 @@ class AttentionCalls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and report an attention call that it is or completes."""
         kwargs = kwargs or {}
-        follows = not (_state.hidden or _state.decomposed_hidden or in_backward() or inside_transform())
+        follows = not (_state.hidden or in_backward() or inside_transform())
         if func in COMPOSITES and follows:
             # It arrives whole in inference mode: follow its parts.
-            with self._entered_again():
+            super().__enter__()
+            try:
                 return func.decompose(*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)
         result = func(*args, **kwargs)
         if func in _WATCHED:
             self.look(func, args, kwargs, result)
@@ -147,26 +147,16 @@ class AttentionCalls(TorchDispatchMode):
                 self._report(found)
         return result
 
-    @contextmanager
-    def _entered_again(self) -> Generator[None]:
-        super().__enter__()
-        try:
-            yield
-        finally:
-            super().__exit__(None, None, None)
-
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Report the call, unless it is hidden or ignored."""
         # By the names in the operator's schema.
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-        if func is ATTEND_IN_BLOCKS:
-            named = whole_call(*named.values())
-        if _state.hidden or is_ignored(named["query"]):
-            return
-        _state.num_kernel_calls += 1
         # A kernel may also return its log-partition.
         output = result[0] if isinstance(result, tuple) else result
-        self._report(_as_call(named, output.transpose(1, 2) if func is ATTEND_IN_BLOCKS else output))
+        if func is ATTEND_IN_BLOCKS:
+            named, output = whole_call(*named.values()), output.transpose(1, 2)
+        if not _state.hidden and not is_ignored(named["query"]):
+            self._report(_as_call(named, output))
 
     def _report(self, call: AttentionCall) -> None:
         # Run our own operators outside this mode: dispatching each one is slow.
@@ -202,17 +192,6 @@ def hide_calls() -> Generator[None]:
         yield
     finally:
         _state.hidden = before
-
-
-@contextmanager
-def hide_decomposed_calls() -> Generator[Callable[[], bool]]:
-    """Hide attention made of separate operators; yield a function that returns whether a kernel was called since."""
-    before, _state.decomposed_hidden = _state.decomposed_hidden, True
-    num_before = _state.num_kernel_calls
-    try:
-        yield lambda: _state.num_kernel_calls > num_before
-    finally:
-        _state.decomposed_hidden = before
 
 
 def calls_are_hidden() -> bool:

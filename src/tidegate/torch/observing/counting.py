@@ -25,7 +25,7 @@ from tidegate.torch.observing.statistics import (
 )
 
 _LEAST_SCORE = -6e4
-"""A lower score is certainly masked: no model has such scores, and masks of half precision add -65,504."""
+"""Lower scores are always masked: no model has such scores, and half-precision masks add -65,504."""
 
 Keys: TypeAlias = int | Sequence[int] | Tensor
 """How many of the first keys; or key positions; or a bool tensor (S,) or (B, S) that is True on the key set."""
@@ -90,18 +90,13 @@ def count_call(
 ) -> CountedCall:
     """Compute the statistics of a call and determine which of its queries count.
 
-    Values of an additive mask up to -10,000 hide a key like -inf. Where only the sum of mask and score is known, sums
-    up to -5,000 do; queries with no larger score are left out. If there are more keys than queries, trailing keys that
-    no query of the batch may see are unwritten slots of a cache, and are left out.
+    Masks and single keys are treated as `observe` documents. If there are more keys than queries, trailing keys that no
+    query of the batch may see are unwritten slots of a cache, and are left out.
 
     The queries belong to the last keys. If the keys continue `past`, so do the positions, and keys that a cache has
     dropped keep theirs. Otherwise query i is at position S - T + i, or at i under causality or if T > S. A key that no
     query of its row may see is padding, unless `past` has it as real; so is the query at its position, for S = T and
     after `past`. `padding` overrides this, as does `from_mask` if it covers all positions.
-
-    A query that may see only one key has all its weight there, whatever the model does: it is left out of means and
-    included in curves by position. Examples are the first query of a causal row, of a packed document or after left
-    padding, and every query of a window of one key.
 
     Args:
         call: The call.
@@ -114,12 +109,12 @@ def count_call(
         past: The state after the previous call.
         cross_attention: Whether queries and keys belong to different sequences: queries count from 0 and are all real.
         num_added: Number of keys that the layer appends to those of the sequence; they are always real.
-        sink_H: Sink logits in the layer's softmax that the call itself does not have.
+        sink_H: Sink logits of the layer's softmax that the call itself does not have.
     """
     whole = call.key.shape[2]
     call = _without_unwritten(_with_square_causality(_with_mask_as_causality(with_plain_mask(call))))
     if cross_attention:
-        placed = _place_across(call, _visible_keys(call))
+        placed = _place_first(call, _visible_keys(call))
     else:
         num_added = num_added if call.key.shape[2] == whole else 0
         if from_mask is not None and not passed_on and not _hides_padding(call, from_mask, num_added):
@@ -130,12 +125,12 @@ def count_call(
     if sink_H is not None:
         statistics = with_sink(statistics, sink_H)
     real_B1T = placed.real_BT[:, None]
-    # A row without any real key is hardly all padding.
+    # A row without any real key is unlikely to be all padding.
     low_BHT = statistics.empty & (real_B1T | ~placed.real_BP.any(dim=1)[:, None, None])
-    if placed.call.scored and placed.call.mask is not None and bool(low_BHT.any()):
-        low_BHT = low_BHT & (placed.call.mask.amax(dim=-1) > _LEAST_SCORE)
-    else:
-        low_BHT = torch.zeros_like(low_BHT)
+    has_low_queries = False
+    if placed.call.scored and bool(low_BHT.any()):
+        assert placed.call.mask is not None
+        has_low_queries = bool((low_BHT & (placed.call.mask.amax(dim=-1) > _LEAST_SCORE)).any())
     return CountedCall(
         statistics=statistics,
         counted_BHT=real_B1T & ~statistics.empty,
@@ -144,7 +139,7 @@ def count_call(
         real_BT=placed.real_BT,
         first=placed.first,
         past=placed.past,
-        has_low_queries=bool(low_BHT.any()),
+        has_low_queries=has_low_queries,
     )
 
 
@@ -186,8 +181,8 @@ def validate_padding(padding: Tensor | None) -> None:
         )
 
 
-def _place_across(call: AttentionCall, real_BP: Tensor) -> _PlacedCall:
-    """Place queries of another sequence than the keys'."""
+def _place_first(call: AttentionCall, real_BP: Tensor) -> _PlacedCall:
+    """Place queries at positions from 0 of a sequence that is not that of the keys; all are real."""
     return _PlacedCall(call, real_BP, real_BP.new_ones(len(call.query), call.query.shape[2]), first=0)
 
 
@@ -202,11 +197,10 @@ def _place_within(
     if before_BP is not None:
         # The unwritten slots of a static cache that rolls over come first.
         call = _with_keys(call, slice(-num_positions, None))
-        # Known positions are more reliable than a mask that may have a window.
-        real_BP = torch.cat((before_BP, _visible_keys(call)[:, call.key.shape[2] - num_queries :]), dim=1)
         if padding is not None:
-            real_BP = _extend_padding(padding, call, num_positions)
-        return _place_last(call, real_BP)
+            return _place_last(call, _extend_padding(padding, call, num_positions))
+        # Known positions are more reliable than a mask that may have a window.
+        return _place_last(call, torch.cat((before_BP, _visible_keys(call)[:, -num_queries:]), dim=1))
     if num_queries < num_keys - num_added:
         # Earlier positions were not observed: take as many as there are keys, or the length of the padding.
         if padding is not None:
@@ -222,7 +216,7 @@ def _place_within(
         real_BP = _extend_padding(padding, call, num_keys)
     if num_queries > num_keys - num_added:
         # More queries than keys belong to another sequence.
-        return _place_across(call, real_BP)
+        return _place_first(call, real_BP)
     past = None if num_added else _past_after(call, real_BP)
     return _PlacedCall(call, real_BP, real_BP[:, :num_queries], first=0, past=past)
 
@@ -234,7 +228,7 @@ def _place_last(call: AttentionCall, real_BP: Tensor) -> _PlacedCall:
 
 
 def _past_after(call: AttentionCall, real_BP: Tensor) -> Past:
-    # A view would keep all keys alive, and a static cache overwrites them.
+    # A view would keep all keys alive and change when a static cache is overwritten.
     return Past(call.key[:, 0, -1].clone(), real_BP)
 
 
@@ -258,15 +252,14 @@ def _positions_before(past: Past | None, call: AttentionCall) -> Tensor | None:
 
 
 def _with_mask_as_causality(call: AttentionCall) -> AttentionCall:
-    """Return the call without its mask if the mask is causality alone, which the fused kernel applies without one."""
-    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
-    mask = call.mask
-    if mask is None or mask.dtype != torch.bool or mask.shape[1:] != (1, num_queries, num_keys) or call.causal:
+    """Return a call with a causal mask as one that is causal: the fused kernel is faster without a mask."""
+    num_queries, mask = call.query.shape[2], call.mask
+    if mask is None or mask.dtype != torch.bool or call.causal or num_queries == 1:
         return call
-    if num_queries != num_keys or num_queries == 1 or not bool(mask[:, :, -1].all()):
+    if mask.shape[1:] != (1, num_queries, call.key.shape[2]) or not bool(mask[:, :, -1].all()):
         return call
-    ordered = torch.ones(num_queries, num_keys, dtype=torch.bool, device=mask.device).tril()
-    return call._replace(mask=None, causal=True) if torch.equal(mask, ordered.expand_as(mask)) else call
+    ordered = torch.ones_like(mask[0]).tril().expand_as(mask)
+    return call._replace(mask=None, causal=True) if torch.equal(mask, ordered) else call
 
 
 def _with_square_causality(call: AttentionCall) -> AttentionCall:
@@ -276,10 +269,9 @@ def _with_square_causality(call: AttentionCall) -> AttentionCall:
         return call
     if num_queries < num_keys:
         return _with_keys(call, slice(num_queries))
-    ordered = torch.ones(num_queries, num_keys, dtype=torch.bool, device=call.query.device).tril()[None, None]
-    if call.mask is None:
-        return call._replace(mask=ordered, causal=False)
-    mask = call.mask & ordered if call.mask.dtype == torch.bool else call.mask.masked_fill(~ordered, float("-inf"))
+    mask = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool, device=call.query.device).tril()
+    if call.mask is not None:
+        mask = call.mask & mask if call.mask.dtype == torch.bool else call.mask.masked_fill(~mask, float("-inf"))
     return call._replace(mask=mask, causal=False)
 
 
@@ -289,6 +281,7 @@ def _with_keys(call: AttentionCall, keys: slice) -> AttentionCall:
 
 
 def _without_unwritten(call: AttentionCall) -> AttentionCall:
+    """Return the call without the last keys of its cache if no query may see them."""
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     if call.mask is None or num_queries >= num_keys:
         return call

@@ -4,8 +4,8 @@ Operators are followed below autograd. The result of a batched product is traced
 keep its size, such as scales, biases, masks, casts and copies. If it reaches a softmax over its last axis, and the
 softmax's result is the first factor of a batched product over the same axis, this is attention, and the input of the
 softmax is its scores. Any other softmax whose result enters a batched product may be attention too, and is reported:
-scores that are mixed or extended by a sink before the softmax, or weights as the second factor. So are weights that
-change between softmax and product, which is found by comparing all of them, with dropout applied if its operators were
+scores that are mixed or extended by a sink before the softmax, or weights as the second factor. Weights that change
+between softmax and product are reported too: all of them are compared, with dropout applied if its operators were
 intercepted.
 
 Legend: B batch, T query positions, S attended positions, H heads, D head width, N products of a batch.
@@ -35,14 +35,14 @@ COMPOSITES = {_aten.matmul.default, _aten.einsum.default, _aten.softmax.int, _at
 
 _bernoulli = _aten.bernoulli_.float
 _native_dropout = _aten.native_dropout.default
-"""The operators of dropout: random numbers to multiply with, or both steps at once."""
+"""The operators of dropout: one draws factors for a later product, the other also multiplies."""
 
 _NUM_TRACED = 64
-"""Number of products traced at a time; there are few between scores and their softmax."""
+"""Products that are traced at a time; there are few between scores and their softmax."""
 _NUM_PENDING = 2
-"""Number of softmax results that may wait for their products at a time."""
+"""Results of a softmax that may wait for their products at a time."""
 _NUM_COMPARED = 1 << 20
-"""Number of weights compared at a time."""
+"""Weights that are compared at a time."""
 
 _OTHER_FORM = "it is not a product of queries and keys, a softmax over its last axis, and its product with the values"
 _CHANGED = "its result was changed before the product with the values"
@@ -52,7 +52,7 @@ class _Product(NamedTuple):
     """A product that may become scores."""
 
     storage: StorageWeakRef
-    """Kept so that no other storage takes its address."""
+    """Stored so that no other storage gets the same address."""
     query_NTD: Tensor
     key_NDS: Tensor
 
@@ -81,7 +81,7 @@ class DecomposedAttention:
         self._pending: list[_Weights] = []
 
     def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> AttentionCall | str | None:
-        """Follow an executed operator; return the call that ends with it, or the reason why this is uncertain."""
+        """Follow an executed operator; return the call that it completes, or the reason why this is uncertain."""
         if func in _FACTORS:
             left, right = args[_FACTORS[func]]
             return self._follow_product(left, right, result)
@@ -98,6 +98,10 @@ class DecomposedAttention:
             if weights is not None and probability < 1:
                 weights.noise.append(kept / (1 - probability))
             self._pass_on((given,), dropped)
+        elif func is _aten.cat.default:
+            # Weights that are put together are not those of one softmax, and their product is reported.
+            for weights in filter(None, map(self._weights_in, args[0])):
+                weights.storages[_storage_id(result)] = StorageWeakRef(result.untyped_storage())
         elif self._products or self._pending:
             self._pass_on(args, result[0] if isinstance(result, tuple) and result else result)
         return None
@@ -149,7 +153,7 @@ class DecomposedAttention:
                 return
             if (weights := self._weights_in(given)) is not None:
                 drawn = weights.drawn
-                if drawn is not None and any(_is_stored_in((_storage_id(drawn),), other) for other in args):
+                if drawn is not None and _storage_id(drawn) in map(_storage_id, filter(_can_be_traced, args)):
                     weights.noise.append(drawn.expand_as(given))
                     weights.drawn = None
                 weights.storages[_storage_id(result)] = StorageWeakRef(result.untyped_storage())
@@ -173,17 +177,12 @@ def _storage_id(x: Tensor) -> int:
     return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
-def _is_stored_in(storages: Any, x: Any) -> bool:
-    return _can_be_traced(x) and _storage_id(x) in storages
-
-
 def _as_call(weights: _Weights, left: Tensor, values_NSD: Tensor, result_NTD: Tensor) -> AttentionCall | str:
-    """Return the call, or why it is not attention; heads in the batch axis stay there."""
+    """Return the call, or the reason why it is not attention; heads in the batch axis stay there."""
     if weights.product is None or weights.scores is None:
         return _OTHER_FORM
     (_, query_NTD, key_NDS), scores = weights.product, weights.scores
-    num_queries, num_keys = scores.shape[-2:]
-    num_products = len(left)
+    num_products, (num_queries, num_keys) = len(left), scores.shape[-2:]
     shapes = (query_NTD.shape[:2], key_NDS.shape[::2], left.shape)
     expected = ((num_products, num_queries), (num_products, num_keys), (num_products, num_queries, num_keys))
     if shapes != expected or scores.numel() != left.numel():

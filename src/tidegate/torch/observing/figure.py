@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -38,8 +38,7 @@ def observation_figure(observation: Observation) -> Figure:
     map_rows = math.ceil(len(maps) / _MAPS_IN_A_ROW)
     map_height = 1.1 + 0.28 * min(max(len(observation.layers), 4), 24)
     figure = Figure(figsize=(10, map_height * map_rows + 3.2), layout="constrained")
-    halves: Any = figure.subfigures(2, 1, height_ratios=[map_height * map_rows, 3.2])
-    upper, lower = halves
+    upper, lower = cast("Any", figure.subfigures(2, 1, height_ratios=[map_height * map_rows, 3.2]))
     upper.suptitle(f"Attention by layer and head; the key set is {observation.keys}", fontsize=10)
     for place, (title, rows) in enumerate(maps):
         _draw_map(upper.add_subplot(map_rows, _MAPS_IN_A_ROW, place + 1), title, rows)
@@ -49,7 +48,7 @@ def observation_figure(observation: Observation) -> Figure:
 
 
 def _maps(observation: Observation) -> list[tuple[str, list[Sequence[float]]]]:
-    """Return titles and rows."""
+    """Return the title and the rows of each map."""
     names = statistic_names(observation.keys)
     maps: list[tuple[str, list[Sequence[float]]]] = [
         (names[name], [layer.head_means(name) for layer in observation.layers])

@@ -2,9 +2,9 @@
 
 A model asks a table, `AttentionInterface`, for the function of its implementation, and supplies its own for `eager`.
 While anything is observed, the table wraps that function in one that reads the arguments of the call: queries, keys,
-values, mask, scale, soft cap and sinks. The statistics follow from these without the attention matrix. At some of the
-queries, the output is compared with the one that these arguments imply. Other implementations, such as `sdpa`, call
-PyTorch's kernels and are intercepted there.
+values, mask, scale, soft cap and sinks. The statistics are computed from these. At some of the queries, the output is
+compared with the one that these arguments imply. Other implementations, such as `sdpa`, call PyTorch's kernels and are
+intercepted there.
 
 Legend: B batch, T query positions, H heads, D head width.
 """
@@ -31,7 +31,6 @@ from tidegate.torch.observing.calls import (
     SharedPatch,
     calls_are_hidden,
     hide_calls,
-    hide_decomposed_calls,
     is_ignored,
 )
 from tidegate.torch.observing.statistics import AttentionCall, with_sink
@@ -40,7 +39,7 @@ _HEADS = ("query", "key", "value")
 _ARGUMENTS = (*_HEADS, "attention_mask")
 """The arguments of every attention function after the module, in order."""
 _NUM_CHECKED = 4
-"""Queries of a call whose output is compared with what the function returned."""
+"""Number of queries of a call at which the output is checked."""
 
 _See = Callable[[AttentionCall], None]
 
@@ -77,25 +76,21 @@ def _patch_lookup() -> Callable[[], None] | None:
 
     table: Any = AttentionInterface
     stock = table.get_interface
-    watched = table.get_interface = _watched_lookup(stock)
+
+    def watched(table: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = stock(table, attn_implementation, default)
+        return partial(_attend, function) if function is default and _state.watching else function
 
     def remove() -> None:
-        # If other code has wrapped our lookup, it stays: it does nothing while nothing is observed.
+        # If other code has wrapped our lookup, ours stays: without watchers it has no effect.
         if table.get_interface is watched:
             table.get_interface = stock
 
+    table.get_interface = watched
     return remove
 
 
 _lookup = SharedPatch(_patch_lookup)
-
-
-def _watched_lookup(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def get_interface(table: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = stock(table, attn_implementation, default)
-        return partial(_attend, function) if function is default and _state.watching else function
-
-    return get_interface
 
 
 def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **options: Any) -> Any:
@@ -103,22 +98,20 @@ def _attend(function: Callable[..., Any], module: nn.Module, *args: Any, **optio
     given = dict(zip(_ARGUMENTS, args, strict=False)) | options
     call = None if calls_are_hidden() else _as_call(given)
     drops = module.training and given.get("dropout", 0.0) > 0
-    # After dropout the output does not verify the weights, but their softmax can be recognized unless it has a sink.
+    # With dropout, the output does not verify the arguments; the softmax can be recognized unless it has a sink.
     if call is None or (drops and call.sink_H is None):
         return function(module, *args, **options)
-    with hide_decomposed_calls() as a_kernel_was_called:
+    with hide_calls():
         result = function(module, *args, **options)
-    if a_kernel_was_called():
-        return result
     with torch.no_grad(), hide_calls(), _disable_current_modes():
         call = call._replace(output=_output(result, call))
-        if call.output is not None and (drops or _explains(call)):
+        if call.output is not None and (drops or _implies_output(call)):
             for see in _state.watching:
                 see(call)
         else:
             warnings.warn(
-                f"The attention of {type(module).__name__} is not observed: query, key, scaling, softcap, "
-                "attention_mask and s_aux do not explain its first result, as (batch, queries, heads, width).",
+                f"The attention of {type(module).__name__} is not observed: its first result is not the output "
+                "(batch, queries, heads, width) that query, key, scaling, softcap, attention_mask and s_aux imply.",
                 stacklevel=2,
             )
     return result
@@ -160,12 +153,12 @@ def _output(result: Any, call: AttentionCall) -> Tensor | None:
     return output.detach().transpose(1, 2)
 
 
-def _explains(call: AttentionCall) -> bool:
+def _implies_output(call: AttentionCall) -> bool:
     """Return whether the call's arguments imply its output, at some queries that may see something."""
     assert call.output is not None
-    num_queries = call.query.shape[2]
     if call.query.numel() == 0:
         return True
+    num_queries = call.query.shape[2]
     rows = torch.linspace(0, num_queries - 1, min(num_queries, _NUM_CHECKED)).long().unique()
     mask = call.mask if call.mask is None or call.mask.shape[2] == 1 else call.mask[:, :, rows]
     few = with_plain_mask(call._replace(query=call.query[:, :, rows], mask=mask))
@@ -175,10 +168,10 @@ def _explains(call: AttentionCall) -> bool:
     largest = float(statistics.max_score.masked_fill(statistics.empty, 0).abs().max())
     if call.sink_H is not None:
         statistics = with_sink(statistics, call.sink_H)
-    expected = key_set_output(few, statistics.log_partition, every_key)
-    found = call.output[:, :, rows].to(expected.dtype)
     sees = ~statistics.empty.unsqueeze(-1)
+    expected = key_set_output(few, statistics.log_partition, every_key) * sees
+    difference = call.output[:, :, rows] * sees - expected
     # Many functions compute the softmax in float32 for any dtype; rounding errors grow with the scores.
     eps = max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)
-    allowed = (math.sqrt(eps) + 4 * eps * largest) * torch.linalg.vector_norm(expected * sees)
-    return bool(torch.linalg.vector_norm((found - expected) * sees) <= allowed)
+    allowed = (math.sqrt(eps) + 4 * eps * largest) * torch.linalg.vector_norm(expected)
+    return bool(torch.linalg.vector_norm(difference) <= allowed)

@@ -45,7 +45,7 @@ class ModuleFollower(Protocol):
         """Handle the return of a module, which is still on the stack."""
 
     def end(self) -> None:
-        """Handle the end of the outermost module, which has returned or raised."""
+        """Handle the end of the outermost module, by return or by an error."""
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def follow_modules(model: nn.Module, follower: ModuleFollower) -> Generator[list
 
 
 class _Hook:
-    """A hook that runs only in the thread that made it; its copies, as in a copied model, do nothing."""
+    """A hook that runs only in the thread that made it; copies of it, as in a copied model, have no effect."""
 
     def __init__(self, act: Callable[..., None] | None) -> None:
         self._act = act
@@ -110,11 +110,13 @@ def block_of(model: nn.Module, name: str) -> str | None:
     Without such a list, use an `nn.Sequential`; return None if there is neither. The layer itself does not count: a
     list of attention heads is not a list of blocks.
     """
-    parts = name.split(".")
     for kind in (nn.ModuleList, nn.Sequential):
-        for length in range(len(parts) - 1, 0, -1):
-            if isinstance(model.get_submodule(".".join(parts[: length - 1])), kind):
-                return ".".join(parts[:length])
+        block = name.rpartition(".")[0]
+        while block:
+            around = block.rpartition(".")[0]
+            if isinstance(model.get_submodule(around), kind):
+                return block
+            block = around
     return None
 
 
@@ -163,7 +165,7 @@ def is_torch_multihead(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
 
 
 def num_added_keys(call: ModuleCall, num_keys: int) -> int:
-    """Return how many keys the module appends to those of the sequence.
+    """Return the number of keys that the module appends to those of the sequence.
 
     `nn.MultiheadAttention` does so for `add_bias_kv` and `add_zero_attn`. In any other module they are the keys beyond
     the last column of its mask, such as summaries of the sequence.
@@ -179,10 +181,10 @@ def num_added_keys(call: ModuleCall, num_keys: int) -> int:
 def given_padding(stack: Sequence[ModuleCall]) -> tuple[Tensor | None, bool]:
     """Return the real tokens, (B, P) bool, by the innermost `attention_mask`, and whether that mask is passed on.
 
-    A padding mask has two axes and holds bool, integers from 0, or 0.0 and 1.0; any other is added to scores. It is
+    A padding mask has two axes and contains bool, integers from 0, or 0.0 and 1.0; any other is added to scores. It is
     passed on if all further modules on the stack have an argument whose name ends with `mask` or `bias`. If not, it may
-    belong to another sequence, such as the text beside an image, or the argument may have another name: the attention
-    call itself has to decide. In cross-attention, the mask is the source's and does not apply to queries.
+    belong to another sequence, such as the text beside an image, or the argument may have another name: then it applies
+    only if the attention call hides its padding. In cross-attention, the mask belongs to the keys, not to the queries.
     """
     if any(map(is_cross_attention, stack)):
         return None, False
@@ -197,13 +199,11 @@ def given_padding(stack: Sequence[ModuleCall]) -> tuple[Tensor | None, bool]:
 
 
 def _marks_padding(mask: Tensor) -> bool:
-    if mask.dtype == torch.bool:
-        return True
     return bool(((mask == 0) | (mask == 1)).all() if mask.is_floating_point() else (mask >= 0).all())
 
 
 def with_rows_of(module: ModuleCall, call: AttentionCall) -> AttentionCall | None:
-    """Return the call with the module's rows as its batch; None unless its queries are certainly all of its tokens.
+    """Return the call with the module's rows as its batch; None unless its queries are all of the module's tokens.
 
     The first tensor argument of a module is its tokens: (B, T, M), or (T, B, M), or heads (B, H, T, D). There are at
     least as many keys as queries, except in cross-attention. This excludes attention to landmarks and the parts of
@@ -216,11 +216,10 @@ def with_rows_of(module: ModuleCall, call: AttentionCall) -> AttentionCall | Non
     rows, length = tokens.shape[0], tokens.shape[-2]
     if length != num_queries:
         rows, length = tokens.shape[1], tokens.shape[0]
-    if length != num_queries or call.query.shape[0] % rows:
-        return None
-    if call.query.shape[0] == rows:
+    if length == num_queries and call.query.shape[0] == rows:
         return call
-    if call.query.shape[1] > 1:
+    # Heads may be in the batch axis.
+    if length != num_queries or call.query.shape[0] % rows or call.query.shape[1] > 1:
         return None
     tensors = {name: getattr(call, name) for name in ("query", "key", "value", "mask", "output")}
     return call._replace(**{name: x.reshape(rows, -1, *x.shape[2:]) for name, x in tensors.items()})

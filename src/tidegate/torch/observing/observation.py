@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -51,11 +50,7 @@ CLOSED_BELOW = 0.1
 
 
 def statistic_names(keys: str) -> dict[str, str]:
-    """Return the names of a head's statistics in tables, pages and figures.
-
-    Args:
-        keys: The key set of mass, impact and contribution, in words; their names begin with it.
-    """
+    """Return the names of a head's statistics in tables, pages and figures, for a key set in words."""
     start = "the first "
     key_set = "first-key" if keys == f"{start}key" else "first-keys" if keys.startswith(start) else "key-set"
     return {key: each.name.format(keys=key_set) for key, each in _STATISTICS.items()}
@@ -151,12 +146,18 @@ class Observation:
             for key, each in _STATISTICS.items()
             if each.digits is not None and (key != "sink" or has_sink)
         }
-        rows = [("layer", "head", *(names[key] for key in shown), *(f"{site} gate" for site in sites))]
-        rows += [
-            (layer.name, str(head), *_statistic_cells(layer, head, shown), *_gate_cells(layer, head, sites))
-            for layer in self.layers
-            for head in range(layer.num_heads)
-        ]
+        rows = [["layer", "head", *(names[key] for key in shown), *(f"{site} gate" for site in sites)]]
+        for layer in self.layers:
+            for head in range(layer.num_heads):
+                row = [layer.name, str(head)]
+                for key, digits in shown.items():
+                    moments = layer.heads[key][head] if key in layer.heads else None
+                    row.append(f"{moments.mean:.{digits}f}" if moments and moments.count else "-")
+                for site in sites:
+                    means = layer.gates[site].mean if site in layer.gates else ()
+                    # A site with fewer heads has one gate per group of query heads.
+                    row.append(f"{means[head * len(means) // layer.num_heads]:.4f}" if means else "-")
+                rows.append(row)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
         title = f"{number_of(self.num_batches, 'batch')}; mass, impact and contribution of {self.keys}"
@@ -174,7 +175,7 @@ class Observation:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text of `to_json`, null as nan. Raise InputError about any other text."""
+        """Read the text of `to_json`, null as nan. Raise InputError for any other text."""
         try:
             return decode(cls, verify_checksum(parse_json(text)), null_is_nan=True)
         except ValueError as problem:
@@ -203,16 +204,3 @@ def _downsample_curves(layer: LayerObservation, num_points: int) -> LayerObserva
             for name, heads in layer.by_position.items()
         },
     )
-
-
-def _statistic_cells(layer: LayerObservation, head: int, digits: dict[str, int]) -> Iterator[str]:
-    for name, num_digits in digits.items():
-        moments = layer.heads[name][head] if name in layer.heads else None
-        yield f"{moments.mean:.{num_digits}f}" if moments and moments.count else "-"
-
-
-def _gate_cells(layer: LayerObservation, head: int, sites: Sequence[str]) -> Iterator[str]:
-    for site in sites:
-        means = layer.gates[site].mean if site in layer.gates else ()
-        # A site with fewer heads has one gate per group of query heads.
-        yield f"{means[head * len(means) // layer.num_heads]:.4f}" if means else "-"

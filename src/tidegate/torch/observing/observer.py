@@ -13,12 +13,11 @@ from tidegate.torch.observing.counting import Keys
 from tidegate.torch.observing.observation import Observation
 from tidegate.torch.observing.watcher import Watcher, observe, validate_options
 
-_NUM_POINTS = 64
-"""Points of each curve of an observation in the history."""
+_POINTS_PER_CURVE = 64
 
 
 class Observer:
-    """Observe the first training step and every `every`-th after it, and store the observations.
+    """Observe training at every n-th step, beginning with the first, and store the observations.
 
         observer = Observer(model, every=100)
         for batch in batches:
@@ -69,7 +68,7 @@ class Observer:
         self.end()
 
     def begin(self, step: int, *, padding: Tensor | None = None) -> Watcher | None:
-        """Begin a step where a `with` cannot be used, and observe it if it is due. Each `begin` needs an `end`."""
+        """Begin a step without a `with`, and observe it if it is due. Each `begin` needs an `end`."""
         if self._watcher is not None:
             raise RuntimeError(f"Step {self._next_step - 1} has not ended. Call end(), or abandon() if it failed.")
         self._next_step = step + 1
@@ -82,7 +81,7 @@ class Observer:
         watcher = self._watcher
         self.abandon()
         if watcher is not None:
-            self.history.append((self._next_step - 1, watcher.observation().downsample(_NUM_POINTS)))
+            self.history.append((self._next_step - 1, watcher.observation().downsample(_POINTS_PER_CURVE)))
 
     def abandon(self) -> None:
         """Stop observing, and discard the step."""

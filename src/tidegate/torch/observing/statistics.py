@@ -32,7 +32,7 @@ KeySet: TypeAlias = Sequence[int] | Tensor
 FORBIDDING = -1e4
 """Values of an additive mask up to this hide a key: the smallest number of a dtype, -1e9, -10,000."""
 FORBIDDEN = FORBIDDING / 2
-"""Scores after the mask up to this are hidden: they are far below all others, whatever they were before."""
+"""Where only the sum of score and mask is known, sums up to this hide a key."""
 
 BLOCK = 64
 """Queries per block where scores or masks are stored: memory grows with T + S, not with T S."""
@@ -55,7 +55,7 @@ class AttentionCall(NamedTuple):
     mask: Tensor | None
     """Bool (True = attend) or added to the scores; four axes."""
     causal: bool
-    """Whether query i sees no key after key i, for any T and S."""
+    """Whether query i may see only keys up to i, for any T and S."""
     scale: float | None
     """None is 1/sqrt(D)."""
     output: Tensor | None = None
@@ -65,7 +65,7 @@ class AttentionCall(NamedTuple):
     sink_H: Tensor | None = None
     """Sink logits in the softmax of the call itself, not those of a layer around it."""
     scored: bool = False
-    """Whether the mask, (B, H, T, S), is the scores themselves, hidden up to -5,000; the queries add nothing."""
+    """Whether the mask, (B, H, T, S), is the final scores, where up to -5,000 hides a key; queries are not used."""
 
     @property
     def factor(self) -> float:
@@ -104,7 +104,6 @@ class AttentionStatistics:
         return self.num_keys == 0
 
 
-@torch.no_grad()
 def attention_statistics(
     q: Tensor,
     k: Tensor,
@@ -119,10 +118,9 @@ def attention_statistics(
 ) -> AttentionStatistics:
     """Return log-partition, mean score, entropy, and a key set's mass and impact, for every query of an attention call.
 
-    No tensor of T S elements is created. On the CPU the fused kernel is used, in one call unless a mask differs between
-    queries or the queries follow a cache. Otherwise (another device, `heat`, a soft cap, a mask with finite nonzero
-    entries) scores are computed for one block of queries at a time. Half precision is computed in float32. The results
-    carry no gradients.
+    No tensor of T S elements is created: the fused CPU kernel computes them, or (on another device, with `heat`, a soft
+    cap or a mask with finite nonzero entries) scores are computed for one block of queries at a time. Half precision is
+    computed in float32. The results carry no gradients.
 
     Args:
         q: (B, H, T, D), as used in the scores: rotated, normalized.
@@ -164,11 +162,12 @@ def statistics_of_call(call: AttentionCall, *, keys: KeySet, heat: bool) -> Atte
     dtype = wide_dtype(call.mask.dtype if call.scored and call.mask is not None else call.query.dtype)
     # Under autocast the products would be in half precision.
     with torch.autocast(call.query.device.type, enabled=False):
-        channels_BGSC = _channels(call.value.to(dtype), indicator(keys, call.key))
+        norm_BGS = torch.linalg.vector_norm(call.value.to(dtype), dim=-1)
+        in_set_BGS = indicator(keys, call.key).to(norm_BGS).unsqueeze(-2).expand_as(norm_BGS)
         call = call._replace(
             query=call.query.to(dtype),
             key=call.key.to(dtype),
-            value=channels_BGSC,
+            value=torch.stack((norm_BGS, in_set_BGS, in_set_BGS * norm_BGS), dim=-1),
             causal=call.causal and call.query.shape[2] > 1,
         )
         parts = _fused_parts(call) if _fits_fused_kernel(call, heat) else _plain_parts(call, heat)
@@ -178,25 +177,22 @@ def statistics_of_call(call: AttentionCall, *, keys: KeySet, heat: bool) -> Atte
 def with_sink(statistics: AttentionStatistics, sink_H: Tensor) -> AttentionStatistics:
     """Return the statistics under a softmax with one more state per head: a sink with these logits.
 
-    Impact and the largest score refer to the keys only, as before. A query that may see no key has all its weight on
-    the sink, and keeps its documented values.
+    Impact and the largest score still refer to the keys only. A query that may see no key has all its weight on the
+    sink, and keeps its documented values.
     """
-    keys_alone = statistics.log_partition
-    sink_H = sink_H.detach().to(keys_alone)
-    sink_BHT, sink = sink_H[:, None], sink_mass(keys_alone, sink_H)
+    empty, mean_score, heat = statistics.empty, statistics.mean_score, statistics.heat_capacity
+    sink_H = sink_H.detach().to(mean_score)
+    sink_BHT, sink = sink_H[:, None], sink_mass(statistics.log_partition, sink_H)
     kept = 1 - sink
-    mean_score = kept * statistics.mean_score + sink * sink_BHT
     entropy = entropy_with_sink(statistics.entropy, sink)
-    heat = statistics.heat_capacity
     if heat is not None:
-        difference = statistics.mean_score - sink_BHT
-        heat = (kept * heat + sink * kept * difference.square()).masked_fill(statistics.empty, 0)
+        heat = (kept * heat + sink * kept * (mean_score - sink_BHT).square()).masked_fill(empty, 0)
     return replace(
         statistics,
-        log_partition=log_partition_with_sink(keys_alone, sink_H),
-        mean_score=mean_score.masked_fill(statistics.empty, 0),
+        log_partition=log_partition_with_sink(statistics.log_partition, sink_H),
+        mean_score=(kept * mean_score + sink * sink_BHT).masked_fill(empty, 0),
         entropy=entropy,
-        effective_keys=entropy.exp().masked_fill(statistics.empty, 0),
+        effective_keys=entropy.exp().masked_fill(empty, 0),
         mass=kept * statistics.mass,
         heat_capacity=heat,
         sink=sink,
@@ -279,7 +275,7 @@ def _fused_parts(call: AttentionCall) -> Iterator[AttentionStatistics]:
     query, key = (F.pad(x, (0, num_channels + spare)) for x in (call.query, call.key))
     padding = call.key.new_zeros(*call.key.shape[:-1], spare)
     value = torch.cat((call.key, call.value, padding), dim=-1)
-    # The kernel's own causality needs no mask, but aligns the first query with the first key.
+    # The kernel's causality needs no mask, but aligns the first query with the first key.
     causal = call.causal and call.mask is None and query.shape[2] == key.shape[2]
     rest = call._replace(causal=call.causal and not causal)
     alike = not rest.causal and (call.mask is None or call.mask.shape[2] == 1)
@@ -315,7 +311,7 @@ def _plain_parts(call: AttentionCall, heat: bool) -> Iterator[AttentionStatistic
         else:
             scores = grouped_matmul(query[:, :, queries], key[:, :, keys].mT)
             if call.softcap is not None:
-                cap_scores(scores, call.softcap)
+                scores.div_(call.softcap).tanh_().mul_(call.softcap)
             scores = scores if bias is None else scores.add_(bias)
         peak = scores.amax(dim=-1).masked_fill(empty, 0)
         weights = scores.softmax(dim=-1)
@@ -323,7 +319,7 @@ def _plain_parts(call: AttentionCall, heat: bool) -> Iterator[AttentionStatistic
             weights.masked_fill_(empty.unsqueeze(-1), 0)
         # The largest weight is 1/Z with Z the sum of exp(score - peak).
         log_total = -weights.amax(dim=-1).masked_fill(empty, 1).log()
-        # A key without weight adds nothing, even if its score is -inf: any finite number works.
+        # A key without weight contributes 0: any finite number can replace a score of -inf.
         reduced = scores.sub_(peak.unsqueeze(-1)).clamp_(min=-_WEIGHTLESS)
         mean = torch.linalg.vecdot(weights, reduced)
         sums_BHTC = grouped_matmul(weights, call.value[:, :, keys])
@@ -332,11 +328,6 @@ def _plain_parts(call: AttentionCall, heat: bool) -> Iterator[AttentionStatistic
             variance = torch.linalg.vecdot(weights, reduced.sub_(mean.unsqueeze(-1)).square_())
             part = replace(part, heat_capacity=variance, max_score=peak.masked_fill(empty, -math.inf))
         yield part
-
-
-def cap_scores(scores: Tensor, softcap: float) -> None:
-    """Apply a soft cap, in place."""
-    scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def grouped_matmul(x_BHTN: Tensor, y_BGNM: Tensor) -> Tensor:
@@ -369,13 +360,6 @@ def join_parts(parts: list[AttentionStatistics], dim: int) -> AttentionStatistic
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(AttentionStatistics)}
     given = {name: column for name, column in columns.items() if column[0] is not None}
     return AttentionStatistics(**{name: torch.cat(column, dim=dim) for name, column in given.items()})
-
-
-def _channels(v_BGSD: Tensor, in_set: Tensor) -> Tensor:
-    """Return for each key its value's norm, whether it is in the key set, and the product of both."""
-    norm_BGS = torch.linalg.vector_norm(v_BGSD, dim=-1)
-    in_set_BGS = in_set.to(norm_BGS).unsqueeze(-2).expand_as(norm_BGS)
-    return torch.stack((norm_BGS, in_set_BGS, in_set_BGS * norm_BGS), dim=-1)
 
 
 def indicator(keys: KeySet, k_BGSD: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from tidegate.torch.precision import wide_dtype
 _MARGIN = 0.05
 """A gate this close to an end of its range is saturated."""
 _ENDS: dict[Activation, tuple[float, float]] = {"sigmoid": (0.0, 1.0), "twosigmoid": (0.0, 2.0), "tanh1": (0.0, 2.0)}
-"""The ranges of the activations that have two ends; the others grow without bound."""
+"""The ranges of the bounded activations."""
 
 
 class _Sums:
@@ -40,19 +40,17 @@ class _Sums:
 
     def copy(self) -> Self:
         """Return an independent copy; tensors are shared until either adds to them."""
-        twin = object.__new__(type(self))
-        twin.__dict__ = {name: _copied(value) for name, value in self.__dict__.items()}
-        return twin
+        copied = object.__new__(type(self))
+        copied.__dict__ = _copy(self.__dict__)
+        return copied
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, _Sums):
         return value.copy()
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return value
+        return {key: _copy(item) for key, item in value.items()}
+    return type(value)(map(_copy, value)) if type(value) in (list, tuple) else value
 
 
 class RunningSpread(_Sums):
@@ -68,12 +66,10 @@ class RunningSpread(_Sums):
 
     def add(self, values: Tensor, counted: Tensor, dims: tuple[int, ...]) -> None:
         """Add values over the axes `dims`, where `counted`, which broadcasts to them, is True; on the CPU."""
-        count = counted.expand_as(values).sum(dim=dims).double()
-        mean = torch.where(counted, values, 0).sum(dim=dims) / count.clamp(min=1)
-        spread_mean = mean
-        for dim in sorted(dims):
-            spread_mean = spread_mean.unsqueeze(dim)
-        squares = torch.where(counted, (values - spread_mean).square(), 0).sum(dim=dims)
+        count = counted.expand_as(values).sum(dim=dims, keepdim=True).double()
+        mean = torch.where(counted, values, 0).sum(dim=dims, keepdim=True) / count.clamp(min=1)
+        squares = torch.where(counted, (values - mean).square(), 0).sum(dim=dims)
+        count, mean = count.squeeze(dims), mean.squeeze(dims)
         total = self.count + count
         share = count / total.clamp(min=1)
         step = mean - self.mean
@@ -115,24 +111,18 @@ class RunningMoments(_Sums):
 
     def moments(self, unit: float = 1.0) -> tuple[Moments, ...]:
         """Return the moments of each head, of the values divided by a unit."""
-        columns = (self._spread.mean, self._spread.std, self._low, self._high)
-        count = self._spread.count.expand(len(self._low)).tolist()
-        numbers = zip(count, *((column / unit).expand(len(self._low)).tolist() for column in columns), strict=True)
+        count = self._spread.count.expand(len(self._low))
+        low, high = self._low.where(count > 0, 0), self._high.where(count > 0, 0)
+        columns = ((column / unit).expand_as(low) for column in (self._spread.mean, self._spread.std, low, high))
+        rows = torch.stack((count, *columns), dim=-1).tolist()
         return tuple(
-            Moments(
-                count=int(count),
-                mean=mean,
-                std=std,
-                low=low if count else 0.0,
-                high=high if count else 0.0,
-                histogram=tuple(histogram),
-            )
-            for (count, mean, std, low, high), histogram in zip(numbers, self._histogram.tolist(), strict=True)
+            Moments(count=int(count), mean=mean, std=std, low=low, high=high, histogram=tuple(histogram))
+            for (count, mean, std, low, high), histogram in zip(rows, self._histogram.tolist(), strict=True)
         )
 
 
 class RunningPositions(_Sums):
-    """Means of every head by query position, for several statistics of the same queries."""
+    """Means by head and query position, for several statistics of the same queries."""
 
     def __init__(self, names: Sequence[str], num_heads: int) -> None:
         self._names = tuple(names)
@@ -152,8 +142,8 @@ class RunningPositions(_Sums):
         """Return the positions that all heads have, and the means there by statistic and head, divided by a unit."""
         present = (self._counts > 0).all(dim=0)
         means = (self._sums / self._counts.clamp(min=1) / unit)[..., present].tolist()
-        by_name = {name: tuple(map(tuple, by_head)) for name, by_head in zip(self._names, means, strict=True)}
-        return tuple(present.nonzero().flatten().tolist()), by_name
+        curves = {name: tuple(map(tuple, by_head)) for name, by_head in zip(self._names, means, strict=True)}
+        return tuple(present.nonzero().flatten().tolist()), curves
 
 
 class RunningRank(_Sums):
@@ -198,11 +188,7 @@ def effective_rank(products_MM: Tensor) -> float:
 
 
 class RunningGate(_Sums):
-    """One gate's mean, share below 0.1, saturation and spreads, in float64.
-
-    A value is saturated within 0.05 of an end of the activation's range: 0 or 1 for `sigmoid`, 0 or 2 for `twosigmoid`
-    and `tanh1`. The ranges of other activations do not have two ends.
-    """
+    """One gate's mean, share below 0.1, saturation and spreads, in float64."""
 
     def __init__(self, activation: Activation) -> None:
         self._ends = _ENDS.get(activation)
@@ -223,7 +209,7 @@ class RunningGate(_Sums):
         self._shares.add(torch.stack((values < CLOSED_BELOW, saturated)).double(), counted, (1, 3))
 
     def summary(self) -> GateSummary | None:
-        """Return the summary of the gate; None if nothing was added."""
+        """Return the summary of the gate; None if it has no values."""
         if self._spread.mean.ndim == 0:
             return None
         mean_H = self._spread.mean.mean(dim=-1)
@@ -333,7 +319,7 @@ class LayerRecord(_Sums):
         self.name = name
         self.num_heads = num_heads
         self.past: Past | None = None
-        """The state after the last call, which identifies the next one."""
+        """The state after the last call, to recognize the next one."""
         self._moments = {statistic: RunningMoments(HISTOGRAM_EDGES[statistic], num_heads) for statistic in statistics}
         self._positions = RunningPositions(statistics, num_heads)
         self.contribution = RunningContribution(num_heads)

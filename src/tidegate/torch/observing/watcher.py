@@ -9,7 +9,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -51,7 +51,6 @@ from tidegate.torch.observing.sums import (
     real_tokens,
 )
 
-_NOT_EVERY_QUERY = "it does not have one query for each input token of the module, or has fewer keys than queries"
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -70,14 +69,13 @@ def observe(
     The model's results and gradients stay the same, up to rounding where `nn.MultiheadAttention` and
     `nn.TransformerEncoder` run without their fast path and compiled models uncompiled. Statistics use the weights
     before dropout and carry no gradients. A call that gradient checkpointing repeats in the backward pass counts once.
-    A batch that raises is discarded whole.
+    A batch that raises is discarded as a whole.
 
-    Each call is assigned to the innermost running module. Observed are calls of `scaled_dot_product_attention` and its
-    fused kernels; `nn.MultiheadAttention` with `need_weights=True`, whose call is repeated without weights; the `eager`
-    attention functions of transformers, with their soft caps and sinks; and attention made of separate operators, if
-    it is certain: a product, a softmax over its last axis and a product with the values, with one query for each input
-    token of the module. Other attention is not observed, nor are nested tensors, `torch.func` transforms and other
-    threads.
+    Four kinds of calls are observed, each assigned to the innermost running module: `scaled_dot_product_attention` and
+    its fused kernels; `nn.MultiheadAttention` with `need_weights=True`, whose call is repeated without weights; the
+    `eager` attention functions of transformers, with their soft caps and sinks; and attention written as separate
+    operators: a product, a softmax over its last axis and a product with the values, with one query for each input
+    token of the module. Nested tensors, `torch.func` transforms and other threads are not observed.
 
     Padded queries and queries that may see nothing are left out. A query that may see only one key, such as the first
     of a causal row, is left out of means and included in curves by position.
@@ -95,15 +93,15 @@ def observe(
 
     In cross-attention all queries count, at their positions within the call, and padding applies to the keys only. It
     is recognized by the module's arguments: a key other than the query in `nn.MultiheadAttention`, or
-    `key_value_states`, `encoder_hidden_states` or `context` in any other module. Name other layers in `crossing`;
-    counted as self-attention, their queries would be dropped or misplaced.
+    `key_value_states`, `encoder_hidden_states` or `context` in any other module. Name other such layers in `crossing`:
+    otherwise their queries would be dropped or misplaced.
 
     Memory grows with the longest sequence and, for `residual`, with the square of the model's width, not with the
     number of batches.
 
     Args:
         model: Any module; layers are named by their paths within it.
-        keys: The key set of mass, impact and contribution: how many of the first real keys, or positions in the row, or
+        keys: The key set of mass, impact and contribution: the number of first real keys, or positions in the row, or
             a bool tensor (S,) or (B, S). Positions that a call does not have, or beyond the tensor's end, are not in
             the set.
         heat: Whether to compute the largest score and the heat capacity too, which needs a blocked pass.
@@ -124,13 +122,13 @@ def observe(
     _watched_models.add(model)
     try:
         with (
+            # Run compiled functions uncompiled; do not import the compiler if nothing was compiled.
+            torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext(),
             _disable_fast_path(),
-            _force_eager(),
-            follow_modules(model, watcher) as stack,
+            follow_modules(model, watcher) as watcher.stack,
             watch_interface(watcher.see),
             AttentionCalls(watcher.see, watcher.miss),
         ):
-            watcher.follow(stack)
             yield watcher
     finally:
         # After an interrupt, no hook has run.
@@ -156,7 +154,7 @@ def validate_options(model: nn.Module, *, keys: Keys, heat: bool, residual: bool
 
 
 class Watcher:
-    """The sums of what has been observed so far; made by `observe`."""
+    """The sums over all calls so far; made by `observe`."""
 
     def __init__(
         self,
@@ -174,7 +172,8 @@ class Watcher:
         self._wants_residual = residual
         self.padding = padding
         self._crossing = tuple(crossing)
-        self._stack: Sequence[ModuleCall] = ()
+        self.stack: Sequence[ModuleCall] = ()
+        """The running modules, outermost first."""
         self._tally = Tally()
         self._uncertain: dict[str, str] = {}
         """Layers whose attention is observed in part or not at all, and the reason."""
@@ -212,17 +211,17 @@ class Watcher:
         if uncertain:
             warnings.warn(f"Not all attention of {type(self._model).__name__} is observed.{uncertain}", stacklevel=2)
         gates = tally.gates.summaries(dict.fromkeys(name for name, _ in tally.layers))
+        residuals: dict[str, ResidualSummary] = {}
+        for block, stream in tally.streams.items():
+            summary = ResidualSummary(largest=stream.largest, effective_rank=stream.effective_rank())
+            residuals |= dict.fromkeys(tally.layers_in[block], summary)
         return Observation(
             layers=tuple(
-                record.observation(gates[name], self._residual(name)) for (name, _), record in tally.layers.items()
+                record.observation(gates[name], residuals.get(name)) for (name, _), record in tally.layers.items()
             ),
             num_batches=tally.num_batches,
             keys=describe_keys(self._keys),
         )
-
-    def follow(self, stack: Sequence[ModuleCall]) -> None:
-        """Use this stack of running modules."""
-        self._stack = stack
 
     def begin(self) -> None:
         """Save the sums before a batch."""
@@ -239,18 +238,19 @@ class Watcher:
     @torch.no_grad()
     def see(self, call: AttentionCall) -> None:
         """Add an attention call of the running module; ignore calls from outside the model."""
-        if not self._stack or 0 in (call.query.numel(), call.key.numel()):
+        if not self.stack or 0 in (call.query.numel(), call.key.numel()):
             return
-        name, module = self._stack[-1].name, self._stack[-1].module
+        current = self.stack[-1]
+        name, module = current.name, current.module
         if call.scored:
             if _is_seen_otherwise(module):
                 return
-            known = with_rows_of(self._stack[-1], call)
+            known = with_rows_of(current, call)
             if known is None:
-                self.miss(_NOT_EVERY_QUERY)
+                self.miss("it has fewer keys than queries, or not one query for each input token of the module")
                 return
             call = known
-        from_mask, passed_on = given_padding(self._stack)
+        from_mask, passed_on = given_padding(self.stack)
         sink_H = module.sink_logits() if isinstance(module, GatedAttention) else call.sink_H
         record = self._record(name, call.query.shape[1], has_sink=sink_H is not None)
         counted = count_call(
@@ -262,8 +262,8 @@ class Watcher:
             passed_on=passed_on,
             set_output=record.contribution.known,
             past=record.past,
-            cross_attention=name.endswith(self._crossing) or is_cross_attention(self._stack[-1]),
-            num_added=num_added_keys(self._stack[-1], call.key.shape[2]),
+            cross_attention=name.endswith(self._crossing) or is_cross_attention(current),
+            num_added=num_added_keys(current, call.key.shape[2]),
             sink_H=sink_H,
         )
         record.add(counted)
@@ -276,8 +276,8 @@ class Watcher:
 
     def miss(self, why: str) -> None:
         """Note that the running module has a softmax that may be attention, and why it is not observed."""
-        if self._stack and not _is_seen_otherwise(self._stack[-1].module):
-            name, module = self._stack[-1].name, self._stack[-1].module
+        if self.stack and not _is_seen_otherwise(self.stack[-1].module):
+            name, module = self.stack[-1].name, self.stack[-1].module
             self._uncertain[name or type(module).__name__] = f"has a softmax that is not observed: {why}"
 
     @torch.no_grad()
@@ -295,7 +295,7 @@ class Watcher:
             self._add_stream(name, result, [self._real[layer] for layer in inside])
         if inside or name in self._real:
             tally.gates.settle(name, self._real)
-        if len(self._stack) == 1:
+        if len(self.stack) == 1:
             tally.gates.settle("", self._real)
             tally.num_batches += bool(self._real)
             self._before = None
@@ -304,7 +304,7 @@ class Watcher:
         self, name: str, module: nn.Module, call: AttentionCall, counted: CountedCall, sums: RunningContribution
     ) -> None:
         if earlier := self._branches.pop(name, None):
-            # If it is not yet projected, the outputs of both calls are combined first.
+            # Without a projection in between, the outputs of both calls are combined first.
             earlier.settle()
         output_BHTD = call.output
         if not sums.known or counted.set_output_BHTD is None or output_BHTD is None:
@@ -320,14 +320,13 @@ class Watcher:
     def _follow_branches(self, call: ModuleCall, result: Any) -> None:
         for layer, branch in list(self._branches.items()):
             branch.follow(call, result)
-            if branch.ends_with(call.name) or len(self._stack) == 1:
+            if branch.ends_with(call.name) or len(self.stack) == 1:
                 del self._branches[layer]
                 branch.settle()
 
     def _record(self, name: str, num_heads: int, *, has_sink: bool) -> LayerRecord:
         layers = self._tally.layers
-        record = layers.get((name, num_heads))
-        if record is None:
+        if (name, num_heads) not in layers:
             title = name.replace("_orig_mod.", "") or type(self._model).__name__
             if any(name == other for other, _ in layers):
                 # The module attends more than once, with different heads.
@@ -336,9 +335,8 @@ class Watcher:
                 self._tally.layers_in.setdefault(block, []).append(name)
             statistics = ["entropy", "effective_keys", "mass", "impact", "mean_score"]
             statistics += ["max_score", "heat_capacity"] * self._heat + ["sink"] * has_sink
-            record = LayerRecord(title, num_heads, statistics)
-            layers[name, num_heads] = record
-        return record
+            layers[name, num_heads] = LayerRecord(title, num_heads, statistics)
+        return layers[name, num_heads]
 
     def _add_stream(self, block: str, result: Any, real: list[Tensor]) -> None:
         stream = result[0] if isinstance(result, tuple | list) else result
@@ -348,12 +346,6 @@ class Watcher:
         same = [each for each in real if each.shape == stream.shape[:2]]
         rows = real_tokens(stream, torch.stack(same).all(dim=0)) if same and stream.ndim == 3 else stream
         self._tally.streams.setdefault(block, RunningRank()).add(rows.detach().flatten(0, -2))
-
-    def _residual(self, layer: str) -> ResidualSummary | None:
-        for block, stream in self._tally.streams.items():
-            if layer in self._tally.layers_in[block]:
-                return ResidualSummary(largest=stream.largest, effective_rank=stream.effective_rank())
-        return None
 
 
 def _is_seen_otherwise(module: nn.Module) -> bool:
@@ -370,8 +362,3 @@ def _disable_fast_path() -> Generator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-def _force_eager() -> AbstractContextManager[Any]:
-    """Run compiled functions uncompiled; do not import the compiler if nothing was compiled."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
