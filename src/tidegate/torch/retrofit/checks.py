@@ -52,10 +52,10 @@ def require_model(model: PreTrainedModel) -> None:
 
 
 def require_whole_weights(model: PreTrainedModel, hint: str) -> None:
-    """Raise InputError if weights are sharded, as by fully_shard."""
-    # Sharded weights exist only after this import, which takes a tenth of a second.
+    """Raise InputError if weights are sharded, as by fully_shard or FullyShardedDataParallel."""
+    # DTensors exist only after this import, which takes a tenth of a second. FullyShardedDataParallel marks weights.
     sharded: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    if any(isinstance(weight, sharded) for weight in model.parameters()):
+    if any(isinstance(weight, sharded) or hasattr(weight, "_fsdp_flattened") for weight in model.parameters()):
         raise InputError("model", expected="one whose weights are not sharded", got=type(model).__name__, hint=hint)
 
 

@@ -136,8 +136,12 @@ class GatedLayer:
         return cast("AttentionGates", acting_module(getattr(self.layout.module, GATES_NAME)))
 
     def reads(self) -> LayerReads:
-        """Return the inputs of the gates in the current call."""
-        assert self.call.reads is not None
+        """Return the inputs of the gates in the current call, or raise RuntimeError if there is none."""
+        if self.call.reads is None:
+            raise RuntimeError(
+                f"The output projection of {self.layout.name} runs without the attention module that it was gated "
+                "with. If you replaced one of them, replace the layer that contains both."
+            )
         return self.call.reads
 
     def gate_at(self, path: GatePath) -> nn.Module | None:
