@@ -7,7 +7,7 @@ from retrofit_models import SPECIAL, inputs_of, stir, tiny
 
 from tidegate.torch import gate_parameters, observe
 from tidegate.torch.retrofit import add_gates, load_gates, remove_gates, save_gates, survey
-from tidegate.torch.retrofit.interface import names_implementation
+from tidegate.torch.retrofit.interface import keeps_to_stock
 from tidegate.torch.retrofit.probe import largest_change, probe_inputs, run_probe
 from tidegate.torch.retrofit.survey import survey_attention
 
@@ -161,7 +161,7 @@ def test_a_choice_of_keys_by_the_name_of_the_implementation_stays(num_keys):
     """Also where the probe is too short for a choice."""
     model = model_types.build("deepseek_v32", index_topk=num_keys)
     inputs = model_types.inputs_of(model, length=20)
-    assert names_implementation(type(model.model.layers[0].self_attn))
+    assert keeps_to_stock(type(model.model.layers[0].self_attn))
     with torch.no_grad():
         before = model(**inputs).logits
         assert add_gates(model, "g1").bitwise_equal

@@ -61,23 +61,17 @@ def calls_interface(kind: type[nn.Module]) -> bool:
     return _TABLE in _names(kind) and any(name.endswith(_EAGER) for name in _names(kind))
 
 
-def names_implementation(kind: type[nn.Module]) -> bool:
-    """Return whether the forward method of a class contains the name of a stock implementation.
+def keeps_to_stock(kind: type[nn.Module]) -> bool:
+    """Return whether modules of this class need a stock implementation, so that it cannot be gated.
 
-    It may behave differently with an implementation of another name, perhaps only on long inputs.
+    They call the table without an eager function of their own, or contain the name of a stock implementation and may
+    behave differently with another name, perhaps only on long inputs.
     """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants: tuple[Any, ...] = () if code is None else code.co_consts
     nested = (each for constant in constants for each in (constant if isinstance(constant, tuple) else (constant,)))
-    return any(each in STOCK_IMPLEMENTATIONS for each in nested if isinstance(each, str))
-
-
-def keeps_to_stock(kind: type[nn.Module]) -> bool:
-    """Return whether modules of this class need a stock implementation, so that it cannot be gated.
-
-    They contain its name, or call the table without an eager function of their own.
-    """
-    return names_implementation(kind) or (_TABLE in _names(kind) and not calls_interface(kind))
+    names_stock = any(each in STOCK_IMPLEMENTATIONS for each in nested if isinstance(each, str))
+    return names_stock or (_TABLE in _names(kind) and not calls_interface(kind))
 
 
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
