@@ -84,7 +84,7 @@ def test_bad_arguments_are_named():
         step_linearity(sphere(), X.expand(3, 2), U)
     with pytest.raises(GeometryError):
         second_difference_ratio(lambda x: x[:1], X, V)
-    with pytest.raises(GeometryError, match="NaN"):
+    with pytest.raises(GeometryError):
         second_difference_ratio(lambda x: torch.sqrt(x - 0.3), X, U)
 
 

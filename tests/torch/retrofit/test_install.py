@@ -173,7 +173,7 @@ def test_layers_are_chosen_by_path_or_number_and_others_can_follow():
         with rejects("layers", hint="model.layers.0.self_attn"):
             add_gates(model, layers=layers)
     for layers in (1, "1"):
-        with pytest.raises(TypeError, match="layers"):
+        with pytest.raises(TypeError):
             add_gates(model, layers=layers)
 
 

@@ -116,5 +116,5 @@ def test_the_gates_that_act_are_merged_where_no_adapter_stands(kept):
 
 @pytest.mark.parametrize("function", [remove_gates, merge_gates, lambda model: save_gates(model, "x")])
 def test_a_wrapper_of_another_kind_is_rejected(function):
-    with pytest.raises(TypeError, match="DataParallel"):
+    with pytest.raises(TypeError):
         function(nn.DataParallel(tiny("llama")))
