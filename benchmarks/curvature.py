@@ -1,4 +1,4 @@
-"""What curvature costs: slices against forward passes, a batch against the intrinsic route, and peak memory.
+"""The cost of curvature: slices relative to forward passes, batches relative to the intrinsic route, peak memory.
 
 `python benchmarks/curvature.py` checks values first, then measures, and writes `curvature.json` and `curvature.md` to
 `benchmarks/results/`.
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def check_values() -> None:
-    """Both routes agree on the chart that is timed, before anything is."""
+    """Check that both routes agree on the chart before timing it."""
     chart, x = small_chart(), points(3)
     u, v = torch.eye(2, dtype=torch.float64)
     slow = torch.stack([intrinsic_curvature(chart, point, u, v) for point in x])
@@ -71,7 +71,7 @@ def measure(rounds: int, sample: int) -> dict[str, Any]:
 
 
 def slice_mark(gate: str, rounds: int) -> tuple[str, float, str]:
-    """The curvature of one plane over one forward pass of the same map, float64, as a user would call both."""
+    """Time the curvature of one plane relative to one forward pass of the same map, in float64."""
     print(f"slice: {gate}", flush=True)
     f, x, u, v = layer_map(gate)
 
@@ -84,9 +84,9 @@ def slice_mark(gate: str, rounds: int) -> tuple[str, float, str]:
 
 
 def batch_mark(rounds: int, sample: int) -> tuple[str, float, str]:
-    """A thousand points one by one through the intrinsic route, told from a sample, over one batched call.
+    """Time the intrinsic route on all points one by one, extrapolated from a sample, relative to one batched call.
 
-    On one thread: the arrays are so small that threads would only wait for each other.
+    On one thread, because the arrays are too small for several.
     """
     print("batch", flush=True)
     threads = torch.get_num_threads()
@@ -104,7 +104,7 @@ def batch_mark(rounds: int, sample: int) -> tuple[str, float, str]:
 
 
 def small_chart() -> Callable[[torch.Tensor], torch.Tensor]:
-    """Two coordinates into sixteen dimensions by a small network."""
+    """Return a map from two coordinates to sixteen dimensions, a small network."""
     inner, outer = (torch.from_numpy(np.random.default_rng(0).standard_normal((n, AMBIENT))) for n in (2, AMBIENT))
     return lambda x: torch.tanh(x @ inner) @ outer
 
@@ -114,7 +114,7 @@ def points(count: int) -> torch.Tensor:
 
 
 def layer_map(gate: str, *, planes: tuple[int, ...] = ()) -> tuple[Callable[..., Any], torch.Tensor, Any, Any]:
-    """A layer as a map of its whole input, a point and planes."""
+    """Return a layer as a map of its whole input, with a point and planes."""
     torch.manual_seed(0)
     layer = GatedAttention(D_MODEL, NUM_HEADS, gate=gate, dtype=torch.float64)
     x = torch.randn(LENGTH * D_MODEL, dtype=torch.float64)
@@ -123,20 +123,22 @@ def layer_map(gate: str, *, planes: tuple[int, ...] = ()) -> tuple[Callable[...,
 
 
 def peak_memory(name: str) -> int:
-    """Bytes that many planes of a layer, or of its plain-array reference, take at most; for a fresh process."""
+    """Return the peak memory of many planes of a layer, or of its plain-array reference; for a fresh process."""
     f, x, u, v = layer_map("bma", planes=(PLANES,))
     if name == "chart":
         layer = GatedAttention(D_MODEL, NUM_HEADS, gate="bma", dtype=torch.float64)
         f = input_chart(layer.arrays(), x.reshape(LENGTH, D_MODEL))
-    # One plane first, so that what the library itself loads does not count.
+    # Measure one plane first, so that memory for loading the library does not count.
     sectional_curvature(f, x, u[0], v[0], tangent="plane")
     return peak_above_rest(lambda: sectional_curvature(f, x, u, v, tangent="plane"))
 
 
 def report(record: dict[str, Any]) -> str:
     around = json.dumps(record["surroundings"])
-    how = f"Medians of {record['rounds']} pairs back to back; the intrinsic route timed on {record['sample']} points."
-    return f"# What curvature costs\n\n{marks_table(record['marks'])}\n\n{how} {around}\n"
+    how = (
+        f"Medians of {record['rounds']} back-to-back pairs; the intrinsic route is timed on {record['sample']} points."
+    )
+    return f"# The cost of curvature\n\n{marks_table(record['marks'])}\n\n{how} {around}\n"
 
 
 if __name__ == "__main__":

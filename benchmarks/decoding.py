@@ -1,8 +1,8 @@
-"""Generating tokens: our decoder with each gate beside a Llama of the same size in transformers, greedily.
+"""Greedy generation: our decoder with each gate, compared with a Llama of the same size in transformers.
 
-`python benchmarks/decoding.py` checks that both models are of one size and that each token of ours is the likeliest
-when the whole text is read at once, times whole calls of `generate` in turns, with one thread and with two, and writes
-`decoding.json` and `decoding.md` to `benchmarks/results/`.
+`python benchmarks/decoding.py` checks that both models have the same size and that each generated token of ours has the
+highest logit in one pass over the whole text. It times whole calls of `generate` in turns, with one thread and with
+two, and writes `decoding.json` and `decoding.md` to `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_NEW = 64
 
 
 class Request(NamedTuple):
-    """What is asked for at once."""
+    """The batch size and the prompt length of a call."""
 
     batch: int
     prompt: int
@@ -40,7 +40,7 @@ REQUESTS = (Request(1, 64), Request(8, 64), Request(1, 1024))
 
 
 def contenders(request: Request, vocab_size: int) -> dict[str, Callable[[], Any]]:
-    """Greedy generation with each gate, and with the Llama."""
+    """Return functions that generate greedily, with each gate and with the Llama."""
     torch.manual_seed(0)
     prompt = torch.randint(vocab_size, (request.batch, request.prompt))
     models = {gate: TransformerLM(config_of(gate, vocab_size)).eval() for gate in OURS}
@@ -61,7 +61,7 @@ def contenders(request: Request, vocab_size: int) -> dict[str, Callable[[], Any]
 
 @torch.no_grad()
 def require_likeliest(model: TransformerLM, tokens: Tensor) -> None:
-    """Require that each generated token is what the model finds likeliest after those before it, but for rounding."""
+    """Check that each generated token has the highest logit after those before it, up to rounding."""
     logits = model(tokens[:, :-1], num_logits=NUM_NEW)
     taken = logits.gather(-1, tokens[:, -NUM_NEW:, None])[..., 0]
     torch.testing.assert_close(taken, logits.amax(dim=-1), rtol=1e-4, atol=1e-4)
@@ -84,7 +84,7 @@ def measure(threads: list[int], requests: list[Request], vocab_size: int, rounds
             theirs = runs.pop(PEER)
             record["milliseconds"][where] = cells = {}
             for gate, ours in runs.items():
-                # Back to back: what else a machine does changes from second to second.
+                # Back to back, because the load of a machine changes from second to second.
                 timings = interleave({gate: ours, PEER: theirs}, rounds=rounds)
                 cells[gate] = tuple(1e3 * timings[name].median / NUM_NEW for name in (gate, PEER))
                 mark = "≤ 0.85" if gate == "none" else "≤ 1.0"
@@ -103,7 +103,7 @@ def report(record: dict[str, Any]) -> str:
     ]
     table = markdown_table(["a token with, and with the Llama", *record["milliseconds"]], rows)
     around = json.dumps(record["surroundings"])
-    closing = f"Medians of {record['rounds']} pairs back to back; marks are ratios to the Llama. {around}\n"
+    closing = f"Medians of {record['rounds']} back-to-back pairs; marks are ratios to the Llama. {around}\n"
     return "\n".join((title, table + "\n", marks_table(record["marks"]) + "\n", closing))
 
 

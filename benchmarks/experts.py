@@ -1,8 +1,8 @@
-"""Fits of expert models: the batched optimiser against a loop of scipy's `least_squares` over the same problems.
+"""Fits of expert models: the batched optimizer compared with a loop of scipy's `least_squares` over the same problems.
 
     python benchmarks/experts.py [--fits 256] [--rounds 3]
 
-The loop is given the same model, the same Jacobian by hand, and a tolerance as strict: both must reach the same
+The loop has the same model, the same analytic Jacobian and an equally strict tolerance. Both must reach the same
 objective before they are timed.
 """
 
@@ -34,12 +34,12 @@ def problems(placement: str, num_fits: int) -> tuple[ExpertExperiment, CellData,
 
 
 def scipy_loop(experiment: ExpertExperiment, cells: CellData, starts: np.ndarray) -> np.ndarray:
-    """The objective that each fit reaches."""
+    """Return the final objective of each fit."""
     model, design = experiment.model, experiment.design
     reached = []
     for means, weights, precision, start in zip(cells.means, cells.weights, cells.precision, starts, strict=True):
         scale = np.sqrt(weights * precision)
-        # The tolerance is relative there: the objective is about the number of design points.
+        # scipy's tolerance is relative, and the objective is about the number of design points.
         relative = TOLERANCE / len(means)
         found = least_squares(
             lambda p, scale=scale, means=means: scale * (model.value(p[None], design)[0] - means),

@@ -1,8 +1,8 @@
-"""What has never run where this project is made: gated layers and decoders on a GPU, beside their peers.
+"""Gated layers and decoders on a GPU, compared with their peers. This has not run on a GPU yet.
 
-`make bench-gpu` runs the tests that need a GPU, then this script. It checks values against the processor first, then
-times layers and training steps in turns, and writes `gpu.json` and `gpu.md` to `benchmarks/results/`. Please send the
-table. `--device cpu` with short lengths shows that the script itself works.
+`make bench-gpu` runs the tests that need a GPU, then this script. It first compares values with the CPU, then times
+layers and training steps in turns, and writes `gpu.json` and `gpu.md` to `benchmarks/results/`. Please send the table.
+To try the script, run it with `--device cpu` and short lengths.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ VOCABULARY = 50_257
 LLAMA = "transformers Llama"
 RESULTS = Path(__file__).parent / "results"
 CLOSENESS = {"atol": 1e-3, "rtol": 1e-3}
-"""Of float32 on two devices whose sums go in other orders, gradients included."""
+"""Tolerances for outputs and gradients in float32 on two devices, which add in different orders."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="as PyTorch names it (default cuda)")
+    parser.add_argument("--device", default="cuda", help="device in PyTorch's notation (default cuda)")
     parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds behind each median (default 20)")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=(512, 2048, 8192), help="sequence lengths T of layers"
     )
-    parser.add_argument("--batch", type=int, default=8, help="sequences of a layer's batch (default 8)")
+    parser.add_argument("--batch", type=int, default=8, help="batch size for layers (default 8)")
     parser.add_argument("--presets", nargs="*", default=("35m", "124m"), choices=list(SIZES), help="decoders to train")
-    parser.add_argument("--rows", type=int, default=8, help="sequences of a decoder's batch (default 8)")
+    parser.add_argument("--rows", type=int, default=8, help="batch size for decoders (default 8)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for gpu.json and gpu.md")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("PyTorch sees no GPU here. Install its CUDA build, or try the script with --device cpu.")
+        raise SystemExit("PyTorch finds no GPU. Install its CUDA build, or try the script with --device cpu.")
     check_values(device)
     record = measure(device, options)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def check_values(device: torch.device) -> None:
-    """Every gate's output and gradient are those of the processor, in float32, before anything is timed."""
+    """Check that every gate's output and gradient agree with the CPU in float32 before timing."""
     torch.backends.cuda.matmul.allow_tf32 = False
     for name in OURS:
         torch.manual_seed(0)
@@ -93,7 +93,7 @@ def measure(device: torch.device, options: argparse.Namespace) -> dict[str, Any]
 
 
 def measure_layers(x: Tensor, *, rounds: int) -> dict[str, Any]:
-    """Times of forward and backward passes of all layers in turns, and what each adds to the peak of memory."""
+    """Measure the times of forward and backward passes of all layers in turns, and their peak memory."""
     build = contenders()
     layers = {name: build[name]().to(x.device, x.dtype) for name in LAYERS}
     works = {name: partial(_train_layer, layer, x) for name, layer in layers.items()}
@@ -108,7 +108,7 @@ def _train_layer(layer: nn.Module, x: Tensor) -> None:
 
 
 def measure_decoders(preset: str, device: torch.device, *, rows: int, rounds: int) -> dict[str, Any]:
-    """Times of updates under bfloat16 autocast, as `tidegate train --precision bf16` makes them, in turns."""
+    """Measure times of training steps under bfloat16 autocast, as in `tidegate train --precision bf16`, in turns."""
     size = SIZES[preset]
     configs = {
         gate: TransformerConfig(
@@ -148,7 +148,7 @@ def _update_of(model: nn.Module, tokens: Tensor) -> Callable[[], None]:
 
 
 def _waiting(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same work, with a wait until the device has done it."""
+    """Return the same work, followed by a wait for the device."""
 
     def done() -> None:
         work()
@@ -159,7 +159,7 @@ def _waiting(work: Callable[[], None], device: torch.device) -> Callable[[], Non
 
 
 def peak_bytes(work: Callable[[], None], device: torch.device) -> int | None:
-    """Bytes that the work adds to what the device holds at rest; None where the device does not count them."""
+    """Return the peak memory of the work above the memory in use before; None except on CUDA devices."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -171,7 +171,7 @@ def peak_bytes(work: Callable[[], None], device: torch.device) -> int | None:
 
 
 def report(record: dict[str, Any]) -> str:
-    """Tables of times over `none`, or over the Llama, in the same rounds."""
+    """Return tables of times relative to `none`, or to the Llama, in the same rounds."""
     parts = [f"# On {record['device']}\n", "## Forward and backward pass of a layer: time (peak memory) over `none`\n"]
     rows = [[name, *(_cell(own, name, "none") for own in record["layers"].values())] for name in LAYERS]
     parts.append(markdown_table(["layer", *record["layers"]], rows) + "\n")

@@ -1,4 +1,4 @@
-"""Contenders side by side in one run: interleaved timings, exact counts of kept bytes, peaks in fresh processes."""
+"""Compare contenders in one run: interleaved timings, exact counts of saved bytes, peak memory in fresh processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of repeated calls, made in turns with all other contenders."""
+    """Seconds of repeated calls, in turns with all other contenders."""
 
     seconds: list[float]
 
@@ -37,7 +37,7 @@ class Timing:
 
 
 def interleave(contenders: dict[str, Callable[[], Any]], *, rounds: int, warmups: int = 1) -> dict[str, Timing]:
-    """Time each contender once a round, the order turning from round to round, so that drift falls on all alike."""
+    """Time each contender once a round, in rotating order, so that drift affects all of them equally."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -55,20 +55,20 @@ def interleave(contenders: dict[str, Callable[[], Any]], *, rounds: int, warmups
 
 
 def paired_ratio(timings: dict[str, Timing], name: str, over: str) -> float:
-    """Median over the rounds of one contender's time over another's in the same round."""
+    """Return the median over the rounds of one contender's time divided by another's."""
     return statistics.median(a / b for a, b in zip(timings[name].seconds, timings[over].seconds, strict=True))
 
 
 def ratio_in_turns(contender: Callable[[], Any], peer: Callable[[], Any], *, rounds: int) -> float:
-    """Median of one's time over the other's, the two called back to back and by turns the first.
+    """Return the median ratio of the times of two functions, called back to back in alternating order.
 
-    What else a machine does changes from second to second: only neighbours in time can be compared closely.
+    The load of a machine changes from second to second, so that only neighboring measurements are comparable.
     """
     return paired_ratio(interleave({"contender": contender, "peer": peer}, rounds=rounds), "contender", "peer")
 
 
 def kept_bytes(forward: Callable[[], Any], parameters: Iterable[torch.Tensor]) -> int:
-    """Bytes that autograd keeps between forward and backward, each storage once, the parameters left out."""
+    """Return the bytes of the storages that autograd saves for the backward pass, without the parameters."""
     owned = {parameter.untyped_storage().data_ptr() for parameter in parameters}
     kept: dict[int, int] = {}
 
@@ -79,20 +79,20 @@ def kept_bytes(forward: Callable[[], Any], parameters: Iterable[torch.Tensor]) -
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        # The result keeps the graph, and so the storages, alive until they are all counted.
+        # The result keeps the graph and its storages alive until all are counted.
         result = forward()
     del result
     return sum(kept.values())
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
-    """Memory of this process now (`VmRSS`) or at its peak (`VmHWM`)."""
+    """Return the memory of this process now (`VmRSS`) or at its peak (`VmHWM`)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def peak_above_rest(work: Callable[[], Any]) -> int:
-    """Bytes by which the work raises this process's peak above what it held before; for fresh processes."""
+    """Return the peak memory of the work above the memory in use before; for fresh processes."""
     gc.collect()
     resting = resident_bytes()
     Path("/proc/self/clear_refs").write_text("5")
@@ -101,8 +101,8 @@ def peak_above_rest(work: Callable[[], Any]) -> int:
 
 
 def in_fresh_process(script: str, *arguments: str) -> Any:
-    """Run a script of this folder anew and read the JSON that it prints last."""
-    # Large blocks go back to the system as soon as they are freed, so that a peak is of what is alive.
+    """Run a script of this folder in a new process, and return the JSON that it prints last."""
+    # Freed large blocks return to the system at once, so that the peak counts only live memory.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
         [sys.executable, script, *arguments], capture_output=True, text=True, check=True, env=environment
@@ -111,7 +111,7 @@ def in_fresh_process(script: str, *arguments: str) -> Any:
 
 
 def machine_record(packages: Iterable[str]) -> dict[str, Any]:
-    """Versions and machine, for the record."""
+    """Return versions and properties of the machine."""
     return {
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
@@ -128,17 +128,17 @@ def markdown_table(header: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def marks_table(marks: Iterable[tuple[str, float, str]]) -> str:
-    """Each figure beside its mark, `≤ 1.05` or `≥ 4`, and whether it was met."""
+    """Return a table of figures with their marks, such as `≤ 1.05` or `≥ 4`, and whether they are met."""
     rows = []
     for figure, measured, mark in marks:
         sign, limit = mark.split()
         met = measured <= float(limit) if sign == "≤" else measured >= float(limit)
         rows.append([figure, f"{measured:.3f}", mark, "met" if met else "missed"])
-    return f"## Against their marks\n\n{markdown_table(['figure', 'measured', 'mark', 'verdict'], rows)}"
+    return f"## Marks\n\n{markdown_table(['figure', 'measured', 'mark', 'verdict'], rows)}"
 
 
 def as_json(value: Any) -> Any:
-    """Timings as their medians, quartiles and raw seconds."""
+    """Return the median, quartiles and raw seconds of a timing."""
     if isinstance(value, Timing):
         return {"median": value.median, "quartiles": value.spread, **asdict(value)}
-    raise TypeError(f"{type(value).__name__} has no JSON form here")
+    raise TypeError(f"{type(value).__name__} has no JSON form.")

@@ -1,4 +1,4 @@
-"""What gates cost in JAX: our layers, `nnx.MultiHeadAttention` and a plain einsum implementation, jitted, in one run.
+"""The cost of gates in JAX: our layers, `nnx.MultiHeadAttention` and a plain einsum implementation, jitted, in one run.
 
 `python benchmarks/jax_layers.py` checks values first, then times forward and gradient, and writes `jax_layers.json` and
 `jax_layers.md` to `benchmarks/results/`.
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def plain_einsum(params: dict[str, Any], x: Array) -> Array:
-    """Ungated causal attention as the formula is written, on the parameters of our `none`."""
+    """Return ungated causal attention by the textbook formula, with the parameters of our `none`."""
     q, k, v = (jnp.einsum("btm,mhd->bthd", x, params[f"{name}_proj"]["kernel"]) for name in "qkv")
     scores = jnp.einsum("bthd,bshd->bhts", q, k) * q.shape[-1] ** -0.5
     behind = jnp.tril(jnp.ones(scores.shape[-2:], dtype=bool))
@@ -38,7 +38,7 @@ def plain_einsum(params: dict[str, Any], x: Array) -> Array:
 
 
 def contenders() -> dict[str, tuple[Any, Callable[[Any, Array], Array]]]:
-    """Parameters, and the output as a function of them and of the input."""
+    """Return the parameters of each layer, and a function of them and of the input."""
     layers: dict[str, tuple[Any, Callable[[Any, Array], Array]]] = {}
     for name in OURS:
         config = AttentionConfig(d_model=D_MODEL, num_heads=NUM_HEADS, gate=name)
@@ -52,7 +52,7 @@ def contenders() -> dict[str, tuple[Any, Callable[[Any, Array], Array]]]:
 
 
 def check_values() -> None:
-    """The plain implementation and ours agree on the same weights, before anything is timed."""
+    """Check that the plain implementation and ours agree on the same weights before timing."""
     layers, x = contenders(), jax.random.normal(jax.random.key(1), (1, 256, D_MODEL))
     ours, plain = (layers[name][1](layers[name][0], x) for name in ("none", "plain einsum"))
     assert jnp.max(jnp.abs(ours - plain)) < 2e-5
@@ -92,14 +92,14 @@ def report(record: dict[str, Any]) -> str:
         parts.append(f"## {work.capitalize()}: time over `none` (median)\n\n{markdown_table(header, rows)}\n")
     parts.append(f"{marks_table(record['marks'])}\n")
     rounds, around = record["rounds"], json.dumps(record["surroundings"])
-    parts.append(f"Tables: medians of {rounds} interleaved rounds; marks: of pairs back to back. {around}\n")
+    parts.append(f"Tables: medians of {rounds} interleaved rounds; marks: of back-to-back pairs. {around}\n")
     return "\n".join(parts)
 
 
 def _marks(
     work: str, length: int, runs: dict[str, Callable[[], Any]], *, pairs: int
 ) -> Iterator[tuple[str, float, str]]:
-    """Each figure that the layers are held to, what was measured, and the mark."""
+    """Yield figures with their measured values and marks."""
     where = f"{work}, T = {length}"
     if length == 2048:
         for name in ("bma", "bma-query"):
@@ -111,7 +111,7 @@ def _marks(
 
 
 def _marks_of_long_rows(work: str, *, pairs: int) -> Iterator[tuple[str, float, str]]:
-    """Each time of a window and of a sink in a long row, over full causal attention without gates."""
+    """Yield the times of a window and of a sink on long rows, relative to full causal attention without gates."""
     x = jax.random.normal(jax.random.key(2), (1, WINDOW_LENGTH, D_MODEL))
     runs: dict[str, Callable[[], Any]] = {}
     for name, options in {"none": {}, "window": {"window": WINDOW}, "sink": {"gate": "sink"}}.items():

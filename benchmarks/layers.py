@@ -1,6 +1,6 @@
-"""What gates cost: our layers, a plain implementation and other people's layers, in one interleaved run.
+"""The cost of gates: our layers, a plain implementation and layers of other libraries, in one interleaved run.
 
-`python benchmarks/layers.py` checks values first, then measures forward, training step, decoding, kept bytes and peak
+`python benchmarks/layers.py` checks values first, then measures forward, training step, decoding, saved bytes and peak
 memory, and writes `layers.json` and `layers.md` to `benchmarks/results/`.
 """
 
@@ -35,14 +35,14 @@ from tidegate.torch import GatedAttention, KVCache
 from tidegate.torch.convert import from_stacked_qkv
 
 Mark: TypeAlias = tuple[str, float, str]
-"""A figure, what was measured, and the mark that it is held to."""
+"""A figure, its measured value, and its mark."""
 
 TIMES_OVER_NONE = {"bma": 1.08, "bma-query": 1.08, "sink": 1.05}
-"""Time over `none` that layers are held to at T = 512 and more; from T = 2048 on each is held to 1.05 at most."""
+"""Marks of the time relative to `none` from T = 512 on; from T = 2048 on they are at most 1.05."""
 KEPT_OVER_NONE = {"bma-query recomputed": 1.05, "bma recomputed": 1.2, "sink": 1.05}
-"""Bytes kept for the backward pass over those of `none`."""
+"""Marks of the bytes saved for the backward pass, relative to `none`."""
 PEAKS_OVER_NONE = {"bma": 1.4, "bma-query": 1.4, "sink": 1.05}
-"""Peak memory over that of `none`."""
+"""Marks of the peak memory, relative to `none`."""
 
 LENGTHS = (128, 512, 2048, 4096)
 CACHED = 4096
@@ -56,7 +56,7 @@ def main() -> None:
         "--rounds",
         type=int,
         default=5,
-        help="interleaved rounds behind each median; marks have thrice as many and more where T is short (default 5)",
+        help="interleaved rounds behind each median; marks have at least three times as many (default 5)",
     )
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="sequence lengths T")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for layers.json and layers.md")
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def check_values() -> None:
-    """The plain implementation and ours agree on the same weights, values and gradients, before anything is timed."""
+    """Check that outputs and gradients of the plain implementation and ours agree on the same weights before timing."""
     torch.manual_seed(0)
     plain = ScoreMatrixAttention()
     ours = GatedAttention(D_MODEL, NUM_HEADS, gate="bma")
@@ -142,11 +142,11 @@ WORKS = {"forward": forward, "training": train}
 
 
 def decoding(names: Iterable[str], *, rounds: int) -> dict[str, Timing]:
-    """One new position after full caches, through `DEPTH` layers of each kind: what a step of a decoder does.
+    """Time one new position after full caches, through `DEPTH` layers of each kind, like a step of a decoder.
 
-    Through several, because the keys and values of a decoder's layers drive each other out of the processor's caches.
-    All kinds use the same caches, since where the system happens to lay them changes a step by more than a gate does;
-    they are set back after each step, so that all steps are alike.
+    Several layers are used because the keys and values of a decoder's layers compete for the processor's cache. All
+    kinds share the same caches, because their addresses change the time of a step by more than a gate does. The caches
+    are truncated after each step.
     """
     build = contenders()
     stacks = {name: [build[name]() for _ in range(DEPTH)] for name in names}
@@ -166,7 +166,7 @@ def decoding(names: Iterable[str], *, rounds: int) -> dict[str, Timing]:
 
 
 class SharedCache:
-    """A cache for every layer, where a `KVCache` has one owner: here its memory matters, not whose keys it holds."""
+    """A cache that several layers share, unlike a `KVCache`, so that all use the same memory."""
 
     def __init__(self, max_length: int) -> None:
         self._cache = KVCache(max_length)
@@ -182,13 +182,13 @@ def peak_memory(name: str, length: int, work: str) -> int:
     torch.manual_seed(0)
     layer = contenders()[name]()
     x = torch.randn(1, length, D_MODEL, requires_grad=True)
-    # A short pass first: what the libraries allocate once is not the layer's.
+    # A short pass first, so that one-time allocations of libraries do not count.
     WORKS[work](layer, x[:, :16].detach().requires_grad_())()
     return peak_above_rest(WORKS[work](layer, x))
 
 
 def report(record: dict[str, Any]) -> str:
-    """The tables: every figure is a ratio to plain attention (`none`) in the same rounds, with its median beside it."""
+    """Return tables of the ratios to plain attention (`none`) in the same rounds, with medians."""
     parts = [f"# Layers, d = {D_MODEL}, {NUM_HEADS} heads, one sequence, float32\n"]
     for work in ("forward", "training"):
         rows = []
@@ -205,7 +205,7 @@ def report(record: dict[str, Any]) -> str:
         parts.append(f"## {title}: time over `none` (median, quartiles)\n\n{markdown_table(header, rows)}\n")
     parts.append(_summary(record))
     rounds, around = record["rounds"], json.dumps(record["surroundings"])
-    parts.append(f"Tables: medians of {rounds} interleaved rounds; marks: of pairs back to back. {around}\n")
+    parts.append(f"Tables: medians of {rounds} interleaved rounds; marks: of back-to-back pairs. {around}\n")
     return "\n".join(parts)
 
 
@@ -218,14 +218,14 @@ def _summary(record: dict[str, Any]) -> str:
         row += [f"{peaks[work][name] / max(1, peaks[work]['none']):.2f}" for work in ("forward", "training")]
         row.append(f"{paired_ratio(record['decoding'], name, 'none'):.3f}" if name in record["decoding"] else "")
         rows.append(row)
-    header = ["layer", "bytes kept for backward", "peak, forward", "peak, training", f"decode step, {CACHED} cached"]
+    header = ["layer", "bytes saved for backward", "peak, forward", "peak, training", f"decode step, {CACHED} cached"]
     memory = f"## Memory at T = {longest} and decoding, over `none`\n\n{markdown_table(header, rows)}\n"
     return f"{memory}\n{marks_table(record['marks'])}\n"
 
 
 def _memory_marks(kept: dict[str, int], peaks: dict[str, dict[str, int]]) -> Iterator[Mark]:
     for name, mark in KEPT_OVER_NONE.items():
-        yield f"{name}, bytes kept", kept[name] / kept["none"], f"≤ {mark:g}"
+        yield f"{name}, bytes saved", kept[name] / kept["none"], f"≤ {mark:g}"
     for work, peak in peaks.items():
         for name, mark in PEAKS_OVER_NONE.items():
             yield f"{name}, peak memory, {work}", peak[name] / max(1, peak["none"]), f"≤ {mark:g}"
@@ -233,15 +233,15 @@ def _memory_marks(kept: dict[str, int], peaks: dict[str, dict[str, int]]) -> Ite
 
 
 def _time_marks(work: str, length: int, runs: dict[str, Callable[[], None]], *, pairs: int) -> Iterator[Mark]:
-    """Each time that the layers are held to: its figure, what was measured, and the mark."""
+    """Yield the figures of times with their measured values and marks."""
     where = f"{work}, T = {length}"
     for ours, peer in (("g1", "x-transformers gated"), ("g1, norm and rotary", "Qwen3-Next")):
         yield f"{ours} over {peer}, {where}", ratio_in_turns(runs[ours], runs[peer], rounds=pairs), "≤ 1"
     if length < 512:
         return
     for name, mark in TIMES_OVER_NONE.items():
-        held = min(mark, 1.05) if length >= 2048 else mark
-        yield f"{name}, {where}", ratio_in_turns(runs[name], runs["none"], rounds=pairs), f"≤ {held:g}"
+        limit = min(mark, 1.05) if length >= 2048 else mark
+        yield f"{name}, {where}", ratio_in_turns(runs[name], runs["none"], rounds=pairs), f"≤ {limit:g}"
 
     def none_and_matmul() -> None:
         runs["none"]()

@@ -1,7 +1,7 @@
-"""What observing costs: one attention call with its statistics, and whole models against `output_attentions=True`.
+"""The cost of observing: statistics of one attention call, and of whole models compared with `output_attentions=True`.
 
-The models are a Llama, whose attention the fused kernel serves, and three that make the matrix of weights themselves:
-GPT-OSS with sinks, Gemma 2 with soft caps, and BLOOM, which has no attention function that others could know.
+The models are a Llama with fused attention, and three that compute the matrix of weights themselves: GPT-OSS with
+sinks, Gemma 2 with soft caps, and BLOOM, which calls no attention function.
 
 `python benchmarks/observe.py` checks values first, then measures time in turns and peak memory in fresh processes, and
 writes `observe.json` and `observe.md` to `benchmarks/results/`.
@@ -47,7 +47,7 @@ from tidegate.torch import attention_statistics
 from tidegate.torch.observing import Observation, observe
 
 Mark: TypeAlias = tuple[str, float, str]
-"""A figure, what was measured, and the mark that it is held to."""
+"""A figure, its measured value, and its mark."""
 
 D_MODEL, NUM_HEADS = 512, 8
 LENGTH, LONG = 4096, 32_768
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds behind each median (default 7)")
     parser.add_argument("--lengths", type=int, nargs="+", default=LLAMA_LENGTHS, help="sequence lengths of the Llama")
-    parser.add_argument("--threads", type=int, help="threads of PyTorch; one is steadier where others work too")
+    parser.add_argument("--threads", type=int, help="threads of PyTorch; use 1 on a machine with other load")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for observe.json and observe.md")
     parser.add_argument("--peak-of", nargs=2, metavar=("NAME", "T"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 class Attention(nn.Module):
-    """Nothing but one fused attention call."""
+    """One fused attention call."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -95,7 +95,7 @@ def heads(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plain_sink_and_entropy(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Sink mass and entropy from the whole matrix of weights, as written in every tutorial."""
+    """Return sink mass and entropy, computed from the whole matrix of weights."""
     length = q.shape[-2]
     scores = q @ k.mT * q.shape[-1] ** -0.5
     scores.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
@@ -104,7 +104,7 @@ def plain_sink_and_entropy(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def one_call(length: int) -> dict[str, Callable[[], Any]]:
-    """One attention call: alone, its statistics, it and its statistics under `observe`, and the plain computation."""
+    """Return one attention call, its statistics, the call under `observe`, and the plain computation of statistics."""
     q, k, v = heads(length)
     layer = Attention()
 
@@ -180,7 +180,7 @@ def observed(model: PreTrainedModel, length: int) -> Callable[[], Observation]:
 
 
 def from_weights(model: PreTrainedModel, length: int) -> Callable[[], list[dict[str, Tensor]]]:
-    """What the weights can tell of the same statistics: for each layer, by head and position, and averaged."""
+    """Compute the same statistics from the weights, for each layer, by head and position, and averaged."""
     inputs = tokens(length)
 
     def run() -> list[dict[str, Tensor]]:
@@ -191,7 +191,7 @@ def from_weights(model: PreTrainedModel, length: int) -> Callable[[], list[dict[
                 entropy += torch.special.entr(sink)
             by_position = {"mass": weights[..., 0], "entropy": entropy, "effective_keys": entropy.exp()}
             found.append({name: values.mean(dim=0) for name, values in by_position.items()})
-            # The first query sees itself alone, and is left out of means.
+            # The first query sees only itself, and is left out of means.
             found[-1] |= {f"{name}, mean": values[..., 1:].mean(dim=(0, 2)) for name, values in by_position.items()}
         return found
 
@@ -199,11 +199,11 @@ def from_weights(model: PreTrainedModel, length: int) -> Callable[[], list[dict[
 
 
 WAYS = {"observe": observed, "output_attentions": from_weights, "forward alone": forward_alone}
-"""What is done with a model."""
+"""Ways to run a model."""
 
 
 def way(model: str, name: str, length: int) -> Callable[[], Any]:
-    """One of the ways, with a model of its own: the Llama makes the weights only where they are asked for."""
+    """Return one of the ways with a new model; the Llama computes the weights only for `output_attentions`."""
     if model == "Llama":
         return WAYS[name](llama("eager" if name == "output_attentions" else "sdpa"), length)
     return WAYS[name](EAGER[model](), length)
@@ -211,7 +211,7 @@ def way(model: str, name: str, length: int) -> Callable[[], Any]:
 
 @torch.no_grad()
 def check_values() -> None:
-    """All ways agree, before anything is timed."""
+    """Check that all ways agree before timing."""
     calls = one_call(256)
     mass, entropy = calls["score matrix"]()
     statistics = calls["statistics"]()
@@ -242,7 +242,7 @@ def measure(lengths: list[int], rounds: int) -> dict[str, Any]:
 
 
 def measure_model(model: str, lengths: list[int], rounds: int) -> tuple[dict[int, Any], dict[int, dict[str, int]]]:
-    """Times in turns, and peak memory, of each way by length."""
+    """Measure the time, in turns, and the peak memory of each way by length."""
     times, peaks = {}, {}
     for length in lengths:
         print(f"{model}, T = {length}", flush=True)
@@ -255,9 +255,9 @@ def measure_model(model: str, lengths: list[int], rounds: int) -> tuple[dict[int
 
 @torch.no_grad()
 def peak_memory(name: str, length: int) -> dict[str, int]:
-    """Bytes above what was held before the work, and of the whole process at its peak."""
+    """Return the peak memory above the memory in use before the work, and that of the whole process."""
     model, _, kind = name.partition("/")
-    # A short pass first: what the libraries allocate once is not the work's.
+    # A short pass first, so that one-time allocations of libraries do not count.
     (way(model, kind, 16) if kind else one_call(16)[name])()
     work = way(model, kind, length) if kind else one_call(length)[name]
     return {"above": peak_above_rest(work), "whole": resident_bytes("VmHWM")}

@@ -1,4 +1,4 @@
-"""The layers that Tidegate's are held against, each as a function of the input alone."""
+"""The layers that Tidegate's are compared with, each as a function of its input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECOMPUTING = ("bma", "bma-query")
 
 
 class ScoreMatrixAttention(nn.Module):
-    """Source-indexed BMA that builds the score matrix: `softmax(mask(Q Kᵀ)) (G ⊙ V)`, as the formula is written."""
+    """Source-indexed BMA with an explicit score matrix: `softmax(mask(Q Kᵀ)) (G ⊙ V)`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Qwen3NextAttention(nn.Module):
 
 
 def llama(config: TransformerConfig) -> nn.Module:
-    """Their decoder with our sizes: rotary positions, root-mean-square norms, swiglu, tied embeddings."""
+    """Return transformers' Llama with our sizes: rotary positions, root-mean-square norms, swiglu, tied embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -102,7 +102,7 @@ def llama(config: TransformerConfig) -> nn.Module:
 
 
 def contenders() -> dict[str, Callable[[], nn.Module]]:
-    """A builder for each layer by name."""
+    """Return a builder for each layer by name."""
 
     def ours(gate: str, *, recompute: bool = False) -> Callable[[], nn.Module]:
         return lambda: GatedAttention(D_MODEL, NUM_HEADS, gate=gate, recompute_gate=recompute)
@@ -110,7 +110,7 @@ def contenders() -> dict[str, Callable[[], nn.Module]]:
     return {
         **{name: ours(name) for name in OURS},
         **{f"{name} recomputed": ours(name, recompute=True) for name in RECOMPUTING},
-        # Beside the Qwen3-Next layer, which has these parts too.
+        # For comparison with the Qwen3-Next layer, which has the same parts.
         "g1, norm and rotary": lambda: GatedAttention(
             D_MODEL, NUM_HEADS, gate="g1", qk_norm=True, rope=Rotary(fraction=0.25)
         ),

@@ -1,9 +1,8 @@
-"""The training of `tidegate train` beside a plain PyTorch loop around transformers' Llama of the same size.
+"""`tidegate train` compared with a plain PyTorch loop around transformers' Llama of the same size.
 
-`python benchmarks/training.py` checks that both models are of one size, times steps in turns, and writes
-`training.json` and `training.md` to `benchmarks/results/`. Ours are steps of the very trainer, from one report to the
-next: batch, update, fingerprint and all. The peer is what one would write by hand: its batch lies ready, and it keeps
-no record.
+`python benchmarks/training.py` checks that both models have the same size, times steps in turns, and writes
+`training.json` and `training.md` to `benchmarks/results/`. Our steps are complete steps of the trainer, from one report
+to the next, with batch, update and fingerprint. The peer is a handwritten loop with a prepared batch and no record.
 """
 
 from __future__ import annotations
@@ -51,36 +50,36 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "bma --compile": ("bma", {"compile": True}),
     "none --precision bf16": ("none", {"precision": "bf16"}),
 }
-"""What is trained: the variant, and options of the engine."""
+"""The variants to train, with options of the engine."""
 MARKS = {"none": 1.0, "g1": 0.95, "bma": 0.95, "none --compile": 1.1, "bma --compile": 1.1}
-"""Tokens a second over the peer's, at least; those of `--compile` if it pays."""
+"""Lower marks of the tokens per second relative to the peer."""
 SLOW_PRESET = "base"
-"""Its steps take so long that fewer rounds must do."""
+"""Has fewer rounds, because its steps are slow."""
 STEPS = {"tiny": 8, "small": 2}
-"""Steps of a round, one elsewhere: a round takes a second or so, and what disturbs it a small part of that."""
+"""Steps per round, by default one, so that a round takes about a second."""
 RESULTS = Path(__file__).parent / "results"
 
 
 def share_freed_memory() -> None:
-    """Have all threads of this process allocate from one arena: what one contender frees, the next one uses.
+    """Make all threads of this process allocate from one arena, so that they reuse each other's freed memory.
 
-    Else each thread keeps the gigabytes that its steps freed, and `base` needs more memory than most machines have.
+    Otherwise each thread keeps the gigabytes that it freed, and `base` needs more memory than most machines have.
     """
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
 _ARENA_MAX = -8
-"""The name that glibc's mallopt gives to this option."""
+"""The number of this option in glibc's mallopt."""
 
 
 def run_of(preset: str, name: str) -> Run:
-    """The run that the command makes of a preset and these options."""
+    """Return the run of the command for a preset and a contender's options."""
     variant, engine = OURS[name]
     return single_run(parse_variant(variant), SIZES[preset], engine=engine)
 
 
 class Trainer:
-    """A training under way, of which each call makes one step: it waits in its own report until it is called."""
+    """A running training that makes one step per call, and otherwise waits in its report function."""
 
     def __init__(self, run: Run, threads: int) -> None:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
@@ -88,7 +87,7 @@ class Trainer:
         context = RunContext(report=self._report, stopping=lambda: self._ends, num_threads=threads)
         self._thread = threading.Thread(target=self._train, args=(run, context), daemon=True)
         self._thread.start()
-        # It is built, and has made its first step.
+        # Wait until the model is built and the first step is done.
         self._wait()
 
     def __call__(self) -> None:
@@ -119,7 +118,7 @@ class Trainer:
 
 
 def plain_loop(run: Run, threads: int) -> Callable[[], None]:
-    """One update of a Llama, by hand, on a batch that lies ready."""
+    """Return one handwritten update of a Llama on a prepared batch."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     peer, ours = llama(run.model), build_model(run.model)
@@ -144,7 +143,7 @@ def contender(preset: str, name: str) -> Callable[[], None]:
 
 
 def several(step: Callable[[], None], count: int) -> Callable[[], None]:
-    """Make some steps at once."""
+    """Return a function that makes several steps."""
 
     def steps() -> None:
         for _ in range(count):
@@ -154,12 +153,12 @@ def several(step: Callable[[], None], count: int) -> Callable[[], None]:
 
 
 def names_at(preset: str, asked: list[str], *, half_helps: bool) -> list[str]:
-    """The peer and all that is asked for; on a processor without units for half precision that at `tiny` alone."""
+    """Return the peer and the requested names; without hardware for bfloat16, its names only at `tiny`."""
     return [PEER, *(name for name in asked if "bf16" not in name or half_helps or preset == "tiny")]
 
 
 def measure(presets: list[str], asked: list[str], rounds: int, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Time each preset, and keep all that is known after it: the next one may need more memory than there is."""
+    """Time each preset, and keep the record after each, because the next one may run out of memory."""
     packages = ("torch", "transformers", "tidegate")
     half_helps = matrix_flops("cpu", half=True) > matrix_flops("cpu", half=False)
     record: dict[str, Any] = {
@@ -176,7 +175,7 @@ def measure(presets: list[str], asked: list[str], rounds: int, keep: Callable[[d
         steps = {name: contender(preset, name) for name in names}
         number = STEPS.get(preset, 1)
         rounds_of = {name: several(step, number) for name, step in steps.items()}
-        # What is compiled is compiled in the first step.
+        # Compilation happens in the first step.
         timings = interleave(rounds_of, rounds=count, warmups=1)
         for step in steps.values():
             if isinstance(step, Trainer):
@@ -212,7 +211,7 @@ def measure(presets: list[str], asked: list[str], rounds: int, keep: Callable[[d
 
 
 def peak(preset: str, name: str) -> int:
-    """Bytes that building and three steps take at their peak, for a fresh process."""
+    """Return the peak memory of building and three steps, for a fresh process."""
     torch.set_num_threads(SIZES[preset].num_threads)
     run_of(preset, "none").task.load()
 
@@ -225,7 +224,7 @@ def peak(preset: str, name: str) -> int:
 
 
 def side_by_side(preset: str, rounds: int) -> float:
-    """Two runs of one thread each, side by side, over one run on two threads: how many more steps a second."""
+    """Return the steps per second of two concurrent runs on one thread each, relative to one run on two threads."""
     print(f"{preset}: two runs of one thread against one of two", flush=True)
     apart = statistics.median(_together(preset, num_processes=2, threads=1, steps=4 * rounds))
     alone = statistics.median(_together(preset, num_processes=1, threads=2, steps=4 * rounds))
@@ -233,7 +232,7 @@ def side_by_side(preset: str, rounds: int) -> float:
 
 
 def _together(preset: str, *, num_processes: int, threads: int, steps: int) -> list[float]:
-    """Median seconds of a step in each of some processes that train at the same time."""
+    """Return the median seconds of a step in each of several concurrent processes."""
     context = multiprocessing.get_context("spawn")
     barrier, told = context.Barrier(num_processes), context.SimpleQueue()
     arguments = (preset, threads, steps, barrier, told)
@@ -258,7 +257,7 @@ def _train(preset: str, threads: int, steps: int, barrier: Any, told: Any) -> No
 
 
 def report(record: dict[str, Any]) -> str:
-    header = ["preset", "parameters", "what is trained", "tokens/s", "over the plain loop", "peak memory over its"]
+    header = ["preset", "parameters", "contender", "tokens/s", "over the plain loop", "peak memory over its"]
     rows = [
         [
             f"`{preset}`",
@@ -279,13 +278,13 @@ def report(record: dict[str, Any]) -> str:
         "# `tidegate train` beside a plain loop around transformers' Llama\n",
         markdown_table(header, rows) + "\n",
         f"Medians of interleaved steps, float32 unless it says otherwise; {each}. Load before: "
-        f"{record['surroundings']['load_before']:.1f}. The peak of `--compile` has the compiler's own memory in it.\n",
+        f"{record['surroundings']['load_before']:.1f}. The peak of `--compile` includes the compiler's memory.\n",
     ]
     if not record["half_helps"]:
-        parts.append("Products in bfloat16 are slower than in float32 on this processor: `bf16` does not pay here.\n")
+        parts.append("Products in bfloat16 are slower than in float32 on this processor.\n")
     gains = ", ".join(f"{preset} {gain:.2f}" for preset, gain in record["side_by_side"].items())
     parts.append(
-        f"Two runs of one thread side by side do more than one run on two threads, by these factors: {gains}.\n"
+        f"Throughput of two concurrent runs on one thread each, relative to one run on two threads: {gains}.\n"
     )
     parts += [f"{marks_table(record['marks'])}\n", f"{json.dumps(record['surroundings'])}\n"]
     return "\n".join(parts)
@@ -301,7 +300,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.peak:
         print(peak(*options.peak), flush=True)
-        # Its trainer waits for steps that never come.
+        # The trainer's thread still waits for its next step.
         os._exit(0)
     share_freed_memory()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What windows and packed documents cost, as ratios to full causal attention over the same row in the same run.
+"""The cost of windows and packed documents, relative to full causal attention over the same row in the same run.
 
 `python benchmarks/windows.py` measures forward and training step of whole layers, and peak memory at two lengths, and
 writes `windows.json` and `windows.md` to `benchmarks/results/`.
@@ -26,7 +26,7 @@ NARROW = 128
 WINDOWS = (1, 16, NARROW, 512, 1024, 2048, 3500, 4095, LENGTH)
 NUM_DOCUMENTS = (1, 2, 8, 64)
 TIGHT = {f"window {NARROW}": 0.6, "8 equal documents": 0.65}
-"""Marks of their own, all others are held to 1.05."""
+"""Marks that differ from the usual 1.05."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def windowed(window: int) -> GatedAttention:
 
 
 def contenders(length: int) -> dict[str, Any]:
-    """Layers as functions of the input alone, by name."""
+    """Return layers as functions of their input, by name."""
     found: dict[str, Any] = {f"window {window}": windowed(window) for window in WINDOWS}
     for number in NUM_DOCUMENTS:
         equal = torch.linspace(0, length, number + 1).round().long()
@@ -105,7 +105,7 @@ class Packed(torch.nn.Module):
 def peak_memory(length: int, work: str) -> int:
     layer, x = windowed(NARROW), torch.randn(1, length, D_MODEL, requires_grad=True)
     run = partial(WORKS[work], layer)
-    # A short pass first: what the libraries allocate once is not the layer's.
+    # A short pass first, so that one-time allocations of libraries do not count.
     run(x[:, :512].detach().requires_grad_())()
     return peak_above_rest(run(x))
 

@@ -1,4 +1,4 @@
-"""A text that is on every machine: sources of Python's standard library, some of them held out."""
+"""A text corpus that every machine has: sources of Python's standard library, split into training and test modules."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Train a small Llama, see where its attention goes, give it gates that change nothing, tune those alone, look again.
+"""Train a small Llama, observe its attention, add neutral gates, train only the gates, and observe it again.
 
 `python examples/retrofit_llama.py [--steps 300] [--tuning-steps 100] [--seed 0]`
 """
@@ -30,7 +30,7 @@ def train(model: LlamaForCausalLM, steps: int, generator: torch.Generator) -> No
 
 
 def look(model: LlamaForCausalLM, title: str) -> torch.Tensor:
-    """Print where attention goes on modules that the model never saw; returns the logits."""
+    """Print attention statistics on modules outside the training text, and return the logits."""
     rows = torch.tensor(read(HELD_OUT))[: 16 * LENGTH].view(16, LENGTH)
     with torch.no_grad(), observe(model) as watcher:
         answer = model(rows, labels=rows)
@@ -49,7 +49,7 @@ def main() -> None:
     train(model, options.steps, generator)
     before = look(model, "without gates")
     print(add_gates(model, "g1"))
-    assert torch.equal(look(model, "with gates that are 1"), before)
+    assert torch.equal(look(model, "with neutral gates"), before)
     print(f"tuning {freeze_all_but_gates(model):,} of {model.num_parameters():,} parameters")
     train(model, options.tuning_steps, generator)
     look(model, "with tuned gates")

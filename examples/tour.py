@@ -21,7 +21,7 @@ from tidegate.tensors.plots import plot_attention_weights, plot_retrieval_succes
 
 rng = np.random.default_rng(0)
 
-print("The gates that have names, and what each costs a layer with d = 512 and 8 heads:")
+print("The named gates, and their parameters in a layer with d = 512 and 8 heads:")
 for name, gate in PRESETS.items():
     print(f"  {name:10} {gate.spelling:20} {gate.num_parameters(d_model=512, num_heads=8):>8,} parameters")
 
@@ -30,12 +30,10 @@ W_g = rng.standard_normal((4, 4))
 source, query = (bilinearly_modulated_attention(Q, K, V, W_g, index=index) for index in ("source", "query"))
 naive = naive_query_modulated_attention(Q, K, V, W_g)
 print("\nBilinearly modulated attention, six positions of width four:")
-print(f"  the two readings differ by {np.abs(source - query).max():.2f}")
-print(
-    f"  the (T, T, h) form of the attending-query reading equals the factored one to {np.abs(naive - query).max():.0e}"
-)
+print(f"  the source-indexed and query-indexed outputs differ by {np.abs(source - query).max():.2f}")
+print(f"  the (T, T, h) form of the query-indexed output equals the factored form to {np.abs(naive - query).max():.0e}")
 
-print("\nHand-derived gradients of a whole layer against central differences, all parameters and the input:")
+print("\nAnalytic gradients of a whole layer compared with central differences, for all parameters and the input:")
 for spelling in ("none", "bma", "bma-query", "g1+g2", "key:query:head:silu"):
     gates = Gates.parse(spelling)
     parameters = {gate.site: init_gate_parameters(rng, gate, d_model=4, num_heads=2) for gate in gates}

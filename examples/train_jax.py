@@ -19,7 +19,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gate", default="bma", help="gates, such as none, g1 or bma-query (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed for weights and batches (default: %(default)s)"
+    )
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1; got {options.steps}.")
@@ -51,7 +53,7 @@ def main() -> None:
     unseen = jnp.asarray(read(HELD_OUT))
     starts = jnp.arange(0, len(unseen) - LENGTH, LENGTH)
     losses = loss(params, unseen[starts[:, None] + jnp.arange(LENGTH + 1)])
-    print(f"gate {options.gate}: {losses:.4f} nats per byte on modules that it never saw")
+    print(f"gate {options.gate}: {losses:.4f} nats per byte on unseen modules")
 
 
 if __name__ == "__main__":

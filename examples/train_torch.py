@@ -27,7 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gate", default="bma", help="gates, such as none, g1 or bma-query (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed for weights and batches (default: %(default)s)"
+    )
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1; got {options.steps}.")
@@ -52,7 +54,7 @@ def main() -> None:
     unseen = torch.tensor(read(HELD_OUT))
     with torch.no_grad():
         losses = [loss(model, row[None]) for row in unseen.unfold(0, LENGTH + 1, LENGTH)]
-    print(f"gate {options.gate}: {torch.stack(losses).mean().item():.4f} nats per byte on modules that it never saw")
+    print(f"gate {options.gate}: {torch.stack(losses).mean().item():.4f} nats per byte on unseen modules")
 
 
 if __name__ == "__main__":

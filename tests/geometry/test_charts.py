@@ -143,8 +143,9 @@ def test_the_query_input_and_depth_charts_bend_with_and_without_a_gate(gate, mea
 def test_too_few_keys_leave_the_query_chart_without_full_rank():
     # Three keys give weights of two dimensions, whatever the query.
     chart = query_chart(layer("none"), X, position=2, head=0)
-    with pytest.raises(GeometryError, match=f"rank 2 of {WIDTH}"):
+    with pytest.raises(GeometryError) as caught:
         curvatures(chart, "full")
+    assert caught.value.rank == 2
 
 
 def test_slices_of_random_ungated_query_charts_are_mostly_negative_and_sometimes_positive():
@@ -200,15 +201,6 @@ def test_a_stack_may_be_any_function():
     made = layer("g1")
     ours, theirs = depth_chart([made, made], X), depth_chart(lambda x: x + made(x) + made(x + made(x)), X)
     assert_close(ours(ours.start), theirs(theirs.start))
-    assert "function" in theirs.note
-
-
-def test_a_chart_says_what_moves():
-    notes = {name: chart_of(name, "none").note for name in CHARTS}
-    assert "weights over 3 keys move" in notes["weight"]
-    assert "position 0 moves, the attention weights stay; the output at 6 positions" in notes["frozen"]
-    assert "keys and values stay" in notes["query"]
-    assert "2 layers" in notes["depth"]
 
 
 def test_bad_arguments_are_named():

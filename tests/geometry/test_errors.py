@@ -22,12 +22,17 @@ X = torch.tensor([0.3, 0.4], dtype=torch.float64)
 U, V = np.eye(2)
 
 
+def of_rank(rank):
+    """Expect a GeometryError about tangent vectors that span so many dimensions."""
+    return pytest.raises(
+        GeometryError, check=lambda error: error.rank == rank and error.smallest_singular_value < 1e-12
+    )
+
+
 def test_parallel_and_zero_directions_span_no_plane():
-    with pytest.raises(GeometryError, match=r"parallel.*rank 1 of 2.*smallest singular value") as caught:
+    with of_rank(1):
         sectional_curvature(sphere(), X, U, -3 * U)
-    assert caught.value.rank == 1
-    assert caught.value.smallest_singular_value < 1e-15
-    with pytest.raises(GeometryError, match="one is zero"):
+    with of_rank(1):
         sectional_curvature(sphere(), X, U, 0 * V)
     with pytest.raises(GeometryError, match="at point 2 of 3"):
         sectional_curvature(sphere(), X, U, np.stack([V, V, 2 * U]))
@@ -35,36 +40,34 @@ def test_parallel_and_zero_directions_span_no_plane():
 
 @pytest.mark.parametrize("tangent", ["full", "plane"])
 def test_a_pole_has_no_curvature_in_polar_coordinates(tangent):
-    pole = torch.tensor([np.pi / 2, 0.0], dtype=torch.float64)
-    with pytest.raises(GeometryError, match="rank 1 of 2") as caught:
-        sectional_curvature(sphere(), pole, U, V, tangent=tangent)
-    assert caught.value.smallest_singular_value < 1e-15
+    with of_rank(1):
+        sectional_curvature(sphere(), torch.tensor([np.pi / 2, 0.0], dtype=torch.float64), U, V, tangent=tangent)
 
 
 def test_the_tip_of_a_cone_is_rejected_on_every_route():
     tip = torch.tensor([0.5, 0.0], dtype=torch.float64)
     for measure in (gaussian_curvature, scalar_curvature):
-        with pytest.raises(GeometryError, match="rank 1 of 2"):
+        with of_rank(1):
             measure(cone(), tip)
-    with pytest.raises(GeometryError, match="rank 1 of 2"):
+    with of_rank(1):
         second_fundamental_form(cone(), tip, U, U)
-    with pytest.raises(GeometryError, match="metric is singular"):
+    with pytest.raises(GeometryError):
         intrinsic_curvature(cone(), tip, U, V)
 
 
 def test_fewer_outputs_than_coordinates_is_a_lower_rank():
     x, (u, v, _) = torch.ones(3, dtype=torch.float64), np.eye(3)
-    with pytest.raises(GeometryError, match="rank 2 of 3"):
+    with of_rank(2):
         sectional_curvature(lambda x: x[:2] ** 2, x, u, v)
 
 
 @pytest.mark.parametrize("step", [torch.round, torch.Tensor.detach, torch.sign], ids=["round", "detach", "sign"])
-def test_a_step_without_slope_is_suspected(step):
-    with pytest.raises(GeometryError, match=r"rank 0 of 2.*round or detach"):
+def test_a_step_without_slope_has_rank_zero(step):
+    with of_rank(0):
         gaussian_curvature(lambda x: torch.cat([step(x), step(x)]), X)
 
 
-def test_an_operation_without_forward_mode_is_named():
+def test_an_operation_without_forward_mode_is_rejected():
     class Hidden(torch.autograd.Function):
         generate_vmap_rule = True
 
@@ -80,78 +83,66 @@ def test_an_operation_without_forward_mode_is_named():
         def backward(ctx, grad):
             return grad
 
-    with pytest.raises(GeometryError, match=r"forward mode.*plain array operations"):
-        gaussian_curvature(lambda x: torch.cat([x, Hidden.apply(x)]), X)
-
-
-def test_a_custom_gradient_of_jax_is_named():
     @jax.custom_vjp
     def hidden(x):
         return x**2
 
     hidden.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
-    with pytest.raises(GeometryError, match=r"forward mode.*plain array operations"):
+    with pytest.raises(GeometryError):
+        gaussian_curvature(lambda x: torch.cat([x, Hidden.apply(x)]), X)
+    with pytest.raises(GeometryError):
         gaussian_curvature(lambda x: jnp.concatenate([x, hidden(x)]), jnp.asarray([0.3, 0.4]))
 
 
-@pytest.mark.parametrize("x", [torch.tensor([1, 2]), jnp.asarray([1, 2]), torch.ones(2, dtype=torch.bfloat16)])
-def test_integers_and_half_precision_are_rejected(x):
-    with pytest.raises(TypeError, match=r"x must be float64.*Convert it to float64"):
+@pytest.mark.parametrize(
+    "x", [torch.tensor([1, 2]), jnp.asarray([1, 2]), torch.ones(2, dtype=torch.bfloat16), np.asarray([0.3, 0.4])]
+)
+def test_integers_half_precision_and_numpy_points_are_rejected(x):
+    with pytest.raises(TypeError, match="x must be"):
         gaussian_curvature(sphere(), x)
-
-
-def test_numpy_points_have_no_derivatives():
-    with pytest.raises(TypeError, match=r"PyTorch or JAX.*torch\.tensor\(x\)"):
-        gaussian_curvature(sphere(), np.asarray([0.3, 0.4]))
 
 
 @pytest.mark.parametrize("make", [torch.from_numpy, jnp.asarray], ids=["torch", "jax"])
 def test_a_function_gives_one_array_of_its_points_dtype(make):
     x = make(np.asarray([0.3, 0.4]))
-    with pytest.raises(TypeError, match=r"f must return one .*got tuple.*f\(x\)\[0\]"):
-        gaussian_curvature(lambda x: (x, x), x)
-    with pytest.raises(TypeError, match="dtype"):
-        gaussian_curvature(lambda x: x > 0, x)
-
-
-def test_a_single_precision_model_under_double_points_is_rejected():
-    with pytest.raises(TypeError, match=r"x's dtype, torch.float64, got torch.float32.*model\.double\(\)"):
-        gaussian_curvature(lambda x: sphere()(x).float(), X)
+    results = {"two arrays": lambda x: (x, x), "bool": lambda x: x > 0, "float32": lambda x: x.astype("float32")}
+    if isinstance(x, torch.Tensor):
+        results["float32"] = torch.Tensor.float
+    for case, f in results.items():
+        with naming(case), pytest.raises(TypeError, match="f must return"):
+            gaussian_curvature(f, x)
 
 
 COVARIANCES = {
-    "a negative number": (-1.0, "not positive definite"),
-    "zero": (0.0, "not positive definite"),
-    "a vector with a zero": (np.asarray([1.0, 0.0, 1.0]), "not positive definite"),
-    "an indefinite matrix": (np.diag([1.0, -1.0, 1.0]), "smallest eigenvalue is -1"),
-    "a singular matrix": (np.ones((3, 3)), "Add a positive number"),
-    "an asymmetric matrix": (np.eye(3) + np.eye(3, k=1), "not symmetric"),
-    "a nan": (float("nan"), "NaN"),
+    "a negative number": -1.0,
+    "zero": 0.0,
+    "a vector with a zero": np.asarray([1.0, 0.0, 1.0]),
+    "an indefinite matrix": np.diag([1.0, -1.0, 1.0]),
+    "a singular matrix": np.ones((3, 3)),
+    "an asymmetric matrix": np.eye(3) + np.eye(3, k=1),
+    "a nan": float("nan"),
 }
 
 
 @pytest.mark.parametrize("measure", [gaussian_curvature, fisher_rao_metric])
 def test_a_covariance_is_positive_definite_and_fits(measure):
-    for case, (covariance, message) in COVARIANCES.items():
-        with naming(case), pytest.raises(GeometryError, match=message):
+    for case, covariance in COVARIANCES.items():
+        with naming(case), pytest.raises(GeometryError):
             measure(sphere(), X, covariance=covariance)
     for covariance in (np.eye(2), np.ones(4), np.ones((3, 1))):
         with rejects("covariance"):
             measure(sphere(), X, covariance=covariance)
 
 
-def test_nan_is_found_at_the_door_and_on_the_way():
-    with pytest.raises(GeometryError, match="x has NaN"):
+def test_nan_is_found_in_points_directions_and_derivatives():
+    with pytest.raises(GeometryError):
         gaussian_curvature(sphere(), torch.tensor([0.1, np.nan], dtype=torch.float64))
-    with pytest.raises(GeometryError, match="u has NaN"):
+    with pytest.raises(GeometryError):
         sectional_curvature(sphere(), X, U + np.inf, V)
     points = torch.tensor([[0.1, 0.2], [-0.1, 0.2]], dtype=torch.float64)
-    with pytest.raises(GeometryError, match=r"at point 1 of 2.*root or logarithm"):
+    with pytest.raises(GeometryError, match="at point 1 of 2"):
         gaussian_curvature(lambda x: torch.stack([x[0].sqrt(), x[1], x[0] * x[1]]), points)
-
-
-def test_a_probability_of_zero_is_rejected():
-    with pytest.raises(GeometryError, match="NaN or infinite"):
+    with pytest.raises(GeometryError):
         gaussian_curvature(categorical_chart(lambda x: torch.stack([x[0], x[1], 0 * x[0]])), X)
 
 
@@ -166,6 +157,8 @@ def test_shapes_that_do_not_fit_are_named():
         intrinsic_curvature(sphere(), X.expand(3, 2), U, V)
     with rejects("x"):
         gaussian_curvature(sphere(), torch.ones(0, 2, dtype=torch.float64))
+    with pytest.raises(GeometryError):
+        scalar_curvature(lambda x: torch.cat([x, x**2]), torch.ones(1, dtype=torch.float64))
 
 
 def test_a_jacobian_beyond_the_budget_is_rejected_before_it_is_built():
@@ -174,7 +167,7 @@ def test_a_jacobian_beyond_the_budget_is_rejected_before_it_is_built():
 
     x = torch.ones(20_000, dtype=torch.float64)
     u, v = np.random.default_rng(0).standard_normal((2, 20_000))
-    with pytest.raises(GeometryError, match=r"6,400,000,000 bytes.*tangent='plane'"):
+    with pytest.raises(GeometryError):
         sectional_curvature(wide, x, u, v)
     assert sectional_curvature(wide, x, u, v, tangent="plane").isfinite()
 
@@ -186,3 +179,5 @@ def test_options_are_checked():
         gaussian_curvature(sphere(), X, max_bytes=0)
     with pytest.raises(TypeError, match="f must be a function"):
         gaussian_curvature(3.0, X)
+    with pytest.raises(TypeError, match="jit"):
+        jax.jit(lambda x: gaussian_curvature(sphere(), x))(jnp.asarray([0.1, 0.2]))

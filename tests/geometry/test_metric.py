@@ -88,7 +88,7 @@ def test_the_metric_of_categories_is_that_of_the_gibbs_family():
 def test_one_logit_too_many_is_reported_as_lower_rank():
     x = torch.zeros(3, dtype=torch.float64)
     u, v, _ = np.eye(3)
-    with pytest.raises(GeometryError, match="rank 2 of 3") as caught:
+    with pytest.raises(GeometryError) as caught:
         sectional_curvature(categorical_chart(softmax_rows), x, u, v)
     assert caught.value.rank == 2
     assert caught.value.smallest_singular_value < 1e-12

@@ -51,12 +51,9 @@ def test_a_kink_and_rounding_noise_are_not_linear():
     assert not kink.linear
     affine = step_linearity(lambda x: 3 * x + 0.1, X, U + 0.3 * V, steps=np.geomspace(1e-9, 1e-6, 9))
     assert not affine.linear
-
-
-def test_an_exact_zero_has_nothing_to_measure():
-    flat = step_linearity(lambda x: x, torch.zeros(2, dtype=torch.float64), U)
-    assert flat.slope == -np.inf
-    assert not flat.linear
+    exact_zero = step_linearity(lambda x: x, torch.zeros(2, dtype=torch.float64), U)
+    assert exact_zero.slope == -np.inf
+    assert not exact_zero.linear
 
 
 def test_the_proxy_raises_a_false_alarm_on_every_cylinder():
@@ -75,11 +72,7 @@ def test_the_proxy_follows_the_curvature_of_a_paraboloid():
     found = agreement_with_curvature(paraboloid(), x, U, V)
     assert found.correlation > 0.8
     assert_close(found.curvature, paraboloid().curvature(x), what="gradient")
-
-
-def test_a_constant_curvature_has_no_rank_correlation():
-    found = agreement_with_curvature(lambda x: torch.cat([x, x]), X, U, V)
-    assert found.correlation is None
+    assert agreement_with_curvature(lambda x: torch.cat([x, x]), X, U, V).correlation is None
 
 
 def test_bad_arguments_are_named():
@@ -89,9 +82,9 @@ def test_bad_arguments_are_named():
         step_linearity(sphere(), X, U, steps=[1e-3, 1e-3])
     with rejects("x"):
         step_linearity(sphere(), X.expand(3, 2), U)
-    with pytest.raises(GeometryError, match="same value on both sides"):
+    with pytest.raises(GeometryError):
         second_difference_ratio(lambda x: x[:1], X, V)
-    with pytest.raises(GeometryError, match="f has NaN"):
+    with pytest.raises(GeometryError):
         second_difference_ratio(lambda x: torch.sqrt(x - 0.3), X, U)
 
 

@@ -1,4 +1,4 @@
-"""What adding gates does to a tiny model of each causal type: the checks behind docs/models-supported.md."""
+"""The checks of gates on a tiny model of each causal type, for docs/models-supported.md."""
 
 import warnings
 
@@ -14,7 +14,7 @@ CACHED = 3
 
 
 def check_gates(model_type, gate):
-    """Add gates to a tiny model and check all that is promised.
+    """Add gates to a tiny model and check everything that `add_gates` promises.
 
     Raises ValueError if the model cannot take them, and AssertionError if a promise does not hold.
     """
@@ -29,7 +29,7 @@ def check_gates(model_type, gate):
         stir(model)
         assert not torch.equal(_logits(model, inputs), before), "gates that do nothing"
         _require_gradients(model, inputs)
-        # A few models answer otherwise with a cache than without by themselves.
+        # Without gates, a few models already give different outputs with a cache.
         own = _largest_step(model_types.build(model_type))
         assert _largest_step(model) <= max(1e-4, 2 * own), "other answers with a cache"
         remove_gates(model)
@@ -52,20 +52,20 @@ def _require_gradients(model, inputs):
             name: weight.grad is not None and bool(weight.grad.any()) for name, weight in module.named_parameters()
         }
         gates = [name for name in moved if name.startswith("attn_gate.")]
-        # A module that only chooses, such as what cuts bytes into patches, has no gradient in its own weights either.
+        # A module that makes discrete choices, such as patches of bytes, has no gradients in its own weights either.
         others = any(moved[name] for name in moved if name not in gates)
         assert all(moved[name] == others for name in gates), f"no gradient in {type(module).__name__}: {moved}"
     model.zero_grad()
 
 
 def steps_with_a_cache(model):
-    """Whether tokens that come one by one are part of the check: some models answer with no cache."""
+    """Return whether the model has a cache, so that the check includes tokens that are read one by one."""
     return has_cache(model, {"input_ids": model_types.inputs_of(model)["input_ids"]})
 
 
 @torch.no_grad()
 def _largest_step(model):
-    """How far answers to tokens that come one by one are from those of one pass, by the size of the latter."""
+    """Return the largest relative difference between logits of tokens read one by one and in one pass."""
     if not steps_with_a_cache(model):
         return 0.0
     tokens = model_types.inputs_of(model)["input_ids"]

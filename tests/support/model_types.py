@@ -1,7 +1,7 @@
-"""A tiny random model of every causal model type that transformers knows.
+"""A tiny random model of every causal model type of transformers.
 
-`SIZES` has a small value for each size that configurations name, and a type takes those that its own configuration has.
-What cannot be built from them alone has options of its own in `OWN`. `NOT_BUILT` says why a type is not built here.
+`SIZES` has a small value for each size in configurations; a type gets those that its configuration has. `OWN` has
+further options of types that need them. `NOT_BUILT` has the reasons why types are not built here.
 """
 
 import copy
@@ -53,9 +53,7 @@ SIZES = {
         "max_source_positions max_target_positions pronunciation_vocab_size shape_vocab_size"
     ),
 }
-"""The names of options by their value. Windows are shorter than a test's input, so that they matter; of four experts
-two are taken.
-"""
+"""The names of options by their value. Windows are shorter than a test's input; two of four experts are active."""
 
 GENERIC = {name: size for size, names in SIZES.items() for name in names.split()}
 
@@ -78,7 +76,7 @@ BERT_LIKE += (
     "xlm-roberta-xl",
     "xmod",
 )
-"""Types that attend both ways, and have no cache, unless they are told to be decoders. As language models they are."""
+"""Types that attend in both directions, without a cache, unless they are configured as decoders."""
 
 OWN = {
     **dict.fromkeys(BERT_LIKE, DECODER),
@@ -89,7 +87,7 @@ OWN = {
     **dict.fromkeys(("kolibri1", "laguna", "mellum", "ministral", "olmo3"), WINDOWED),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash"), LATENT),
     **dict.fromkeys(("minicpm3", "youtu"), LATENT),
-    # With fewer keys to choose, these answer otherwise with a cache than without.
+    # With a smaller choice of keys, these give different outputs with a cache.
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | {"index_topk": 64}),
     "bamba": {"attn_layer_indices": [1], "mamba_chunk_size": 64},
     "blt": {"encoder_hash_byte_group_vocab": 64, "use_cache": False},
@@ -136,14 +134,14 @@ NOT_BUILT = {
 }
 
 BOTH_WAYS = ("cpmant", "xlnet")
-"""Types whose tokens see later ones too, whatever their options: a prompt, or all tokens."""
+"""Types in which tokens always see later ones: those of a prompt, or all."""
 
 NO_ATTENTION = ("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm")
-"""Types without softmax attention: recurrences alone."""
+"""Types without softmax attention, only recurrences."""
 
 
 def model_types():
-    """The causal model types of the transformers that is installed."""
+    """Return the causal model types of the installed transformers."""
     return tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
@@ -152,13 +150,13 @@ def model_class(model_type):
 
 
 def fitting(kind, options):
-    """Those of the options that a class of configurations has, under their own or another name."""
+    """Return the options that a class of configurations has, also under another name."""
     known = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
     return {name: value for name, value in options.items() if name in known}
 
 
 def generic_options(kind):
-    """The generic options of a class of configurations, and of those inside it that it cannot do without."""
+    """Return the generic options of a class of configurations, and of the required configurations inside it."""
     inner = {name: _inner_options(spec) for name, spec in getattr(kind, "sub_configs_defaults", {}).items()}
     return fitting(kind, GENERIC) | {name: options for name, options in inner.items() if options is not None}
 
@@ -178,7 +176,7 @@ def config_of(model_type, **options):
 
 
 def build(model_type, *, seed=0, **options):
-    """A tiny random model of a type, in evaluation mode."""
+    """Build a tiny random model of a type, in evaluation mode."""
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -186,9 +184,9 @@ def build(model_type, *, seed=0, **options):
 
 
 def inputs_of(model, *, rows=2, length=7, padded=False, seed=1):
-    """Random tokens for a tiny model; on request with padding on the left of the first row.
+    """Return random tokens for a tiny model, optionally with left padding in the first row.
 
-    A model of several codebooks takes a row for each.
+    A model with several codebooks takes a row for each.
     """
     generator = torch.Generator().manual_seed(seed)
     codebooks = model.config.num_codebooks if model.config.model_type.startswith("musicgen") else 1

@@ -1,4 +1,4 @@
-"""Small random models of many families from transformers, and what the retrofit tests do with them."""
+"""Small random models of many families from transformers, with helpers of the retrofit tests."""
 
 import torch
 import transformers
@@ -9,7 +9,7 @@ from tidegate.torch.gate import gate_parameters
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
 TOKENS = {**SIZES, "vocab_size": 64, "intermediate_size": 48}
-# Tokens of a stock tokenizer would lie outside so small a vocabulary.
+# The default ids would lie outside the small vocabulary.
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 GROUPED = {**TOKENS, **SPECIAL, "num_key_value_heads": 2}
 
@@ -44,7 +44,7 @@ CAUSAL = tuple(name for name in FAMILIES if name not in ("bert", "vit"))
 
 
 def tiny(family, *, dtype=torch.float32, implementation="sdpa", seed=0, **options):
-    """A small random model of a family, in evaluation mode."""
+    """Build a small random model of a family, in evaluation mode."""
     model_class, config_class, sizes = FAMILIES[family]
     config = getattr(transformers, config_class)(**{**sizes, **options})
     torch.manual_seed(seed)
@@ -54,7 +54,7 @@ def tiny(family, *, dtype=torch.float32, implementation="sdpa", seed=0, **option
 
 
 def inputs_of(model, *, length=7, seed=3):
-    """Tokens with padding on the left of the first row and on the right of the second, or images."""
+    """Return tokens with left padding in the first row and right padding in the second, or images."""
     generator = torch.Generator().manual_seed(seed)
     if model.main_input_name == "pixel_values":
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator).to(model.dtype)}
@@ -69,7 +69,7 @@ def logits(model, inputs=None):
 
 
 def stir(model, *, seed=4, std=0.3):
-    """Give every gate random values, as training would."""
+    """Set the parameters of all gates to random values, in place of training."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in gate_parameters(model):

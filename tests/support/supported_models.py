@@ -1,8 +1,8 @@
-"""What works with each causal model type of transformers: makes docs/models-supported.md.
+"""Check each causal model type of transformers, and write the tables of docs/models-supported.md.
 
-`make models` runs this script over all types, which takes some minutes, and writes the table into the page. Run it
-again with another transformers: types that are new are built from the generic sizes of model_types.py, and those that
-cannot be are named with the error. A type that fails a check is named in the table, and at the end the script fails.
+`make models` runs this script over all types in some minutes. Run it again with another release of transformers: new
+types are built from the generic sizes of model_types.py, and listed with the error if that fails. A type that fails a
+check is marked in the table, and the script fails at the end.
 """
 
 import sys
@@ -29,15 +29,15 @@ AHEAD = "tokens see later ones"
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one type."""
+    """The results of one type."""
 
     model_type: str
     built: bool
     attends: bool
     refusals: dict[str, str] = field(default_factory=dict)
-    """By column, why it does not work; columns that work are not in it."""
+    """The reasons why columns do not work; columns that work are left out."""
     failures: dict[str, str] = field(default_factory=dict)
-    """By column, which check failed: a defect, and no refusal."""
+    """The failed checks by column, which are defects."""
     note: str = ""
 
     def works(self, column):
@@ -45,7 +45,7 @@ class Row:
 
 
 def row_of(model_type):
-    """Try all columns on a tiny model."""
+    """Check all columns on a tiny model."""
     if model_type in model_types.NOT_BUILT:
         return Row(model_type, built=False, attends=True, note=model_types.NOT_BUILT[model_type])
     attends = model_type not in model_types.NO_ATTENTION
@@ -62,7 +62,7 @@ def row_of(model_type):
         except InputError as error:
             refusals[gate] = reason_of(error)
         except Exception as error:
-            # Whatever else is raised is a defect: the table names it, and the other types are tried.
+            # Any other error is a defect: the table shows it, and the next types are checked.
             failures[gate] = f"{type(error).__name__}: {error}"
     try:
         if why := observed_reason(model_type):
@@ -80,20 +80,20 @@ def row_of(model_type):
 
 
 def reason_of(error):
-    """The reason without the gate and the layer; other errors than those about the model are defects."""
+    """Return the reason without the gate and the layer; only errors about the model have one."""
     assert error.field == "model"
     text = " ".join(error.hint.split()).split(", where ")[-1].removesuffix(".")
     return text[:1].lower() + text[1:]
 
 
 def observed_reason(model_type):
-    """Why `observe` does not see this type, without its name; empty if it does."""
+    """Return the reason why `observe` does not support this type; empty if it does."""
     why = examine(model_type).why
     return "no attention call is seen" if "made no attention call" in why else why
 
 
 def count_others(kind):
-    """How many types of a kind are built here, how many take each gate, and which failed a check."""
+    """Count the types of a kind, those built here, and those that take each gate; list those that fail a check."""
     found, failures = {}, {}
     for name in other_types.KINDS[kind]:
         try:
@@ -107,7 +107,7 @@ def count_others(kind):
 
 
 def page_of(page, rows, others):
-    """The page with these rows and these counts of other kinds in place of its tables."""
+    """Return the page with its tables replaced by these rows and counts of other kinds."""
     head, rest = page.split(BEGIN)
     attending = [row for row in rows if row.built and row.attends]
     counts = [sum(row.works(column) for row in attending) for column in COLUMNS]
@@ -130,7 +130,7 @@ def page_of(page, rows, others):
         "",
         *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)),
         "",
-        "Other kinds of models, as far as generic sizes build one: the bits stay, and every gate has a gradient.",
+        "Other kinds of models, built with generic sizes: outputs are bitwise unchanged, and each gate has a gradient.",
         "",
         f"| kind | types | built | {' | '.join(GATES)} |",
         f"|---|--:|--:|{'--:|' * len(GATES)}",
@@ -158,7 +158,7 @@ def _in_a_cell(text):
 
 
 def main(names):
-    """Try the types that are named, or all and write the page; return the failures."""
+    """Check the named types, or all types and write the page; return the failures."""
     transformers.logging.set_verbosity_error()
     rows = []
     for model_type in names or model_types.model_types():

@@ -1,4 +1,4 @@
-"""The page to play with: attention, curvature and gates, computed in the browser and checked against the library."""
+"""An interactive page about attention, curvature and gates, computed in the browser and tested against the library."""
 
 from tidegate.explore.page import explore_page
 

@@ -1,4 +1,4 @@
-"""What the page knows of gates: what can be chosen, which have names, and what `Gate` refuses, and why."""
+"""The page's table of gates: the choices, the presets, and the reasons why combinations are invalid."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "op": get_args(Op),
     "activation": get_args(Activation),
 }
-"""The fields that the page offers in words."""
+"""The fields with a list of values."""
 NUMBERS: dict[str, tuple[int, ...]] = {
     "rank": (1, 2, 4, 8, 16, 32),
     "width": (4, 12, 32, 64),
     "bias": (-2, -1, 0, 1, 2),
 }
-"""The fields that the page offers as numbers; each may also be left out."""
+"""The numeric fields; each may also be omitted."""
 
 
 def gate_table() -> dict[str, Any]:
-    """Return choices, presets and refusals as a JSON value.
+    """Return choices, presets and invalid combinations as a JSON value.
 
-    Every combination of words, with each number left out or given, was handed to `Gate`. `refusals` has what came of
-    them in order, the last field first to change, as pairs: a place in `reasons`, or -1 for a gate, and how many
-    combinations in a row have it. Whether a number is given decides, and not which.
+    `refusals` lists all combinations of choices, with each number omitted or given, in the order of `product`. It is
+    run-length encoded: pairs of an index in `reasons`, or -1 for a valid gate, and a count. The value of a number does
+    not matter, only its presence.
     """
     given = [(None, numbers[0]) for numbers in NUMBERS.values()]
     names = (*CHOICES, *NUMBERS)
@@ -48,10 +48,10 @@ def gate_table() -> dict[str, Any]:
 
 
 def _reason(fields: dict[str, Any]) -> str:
-    """Say why `Gate` refuses these fields; empty if it does not."""
+    """Return the error of `Gate` for these fields; empty if they are valid."""
     try:
         Gate(**fields)
     except InputError as error:
-        # Without the value that was given: the same reason holds for other numbers.
+        # The given value is left out, because the reason holds for other numbers too.
         return str(InputError(error.field, expected=error.expected, hint=error.hint))
     return ""

@@ -1,4 +1,4 @@
-"""The page of `tidegate explore`: one HTML file, put together from the templates of this room."""
+"""The page of `tidegate explore`: one HTML file, rendered from the templates of this package."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib import resources
 from tidegate.explore.gate_table import gate_table
 from tidegate.report.html import embedded_json, script_hash
 
-PARTS = {"query": "A query among keys", "surface": "A surface that bends", "gate": "Draw a gate"}
-"""The parts of the page in their order: the name of the template, which is the anchor too, and the title."""
+PARTS = {"query": "A query among keys", "surface": "Curvature of a head's outputs", "gate": "Build a gate"}
+"""The parts of the page: the name of the template, which is also the anchor, and the title."""
 
 _MATHEMATICS = ("attention.js", "curvature.js", "gates.js")
 _VIEWS = ("controls.js", "query_view.js", "surface_view.js", "gate_view.js")
@@ -17,11 +17,11 @@ _VIEWS = ("controls.js", "query_view.js", "surface_view.js", "gate_view.js")
 
 @cache
 def explore_page() -> str:
-    """Return the page as one HTML document that fetches nothing and works from a disk and inside a frame.
+    """Return the page as one HTML document that loads nothing from the network and works inside a frame.
 
-    The mathematics is in `attention.js`, `curvature.js` and `gates.js`, in pure functions; the other scripts draw.
+    `attention.js`, `curvature.js` and `gates.js` compute, in pure functions; the other scripts draw.
     """
-    # Import late: what only needs the name of this function needs no templates.
+    # `jinja2` is imported only when a page is rendered.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -1,12 +1,12 @@
-"""Curvature of representations: the geometry that a map's outputs, read as distributions, give to its inputs.
+"""Curvature of representations: the geometry that a map induces on its inputs if its outputs parametrize distributions.
 
-Functions take callables and points of PyTorch or JAX and measure what is exactly there. Closed-form surfaces are in
-`tidegate.geometry.surfaces`.
+Functions take a map and points of PyTorch or JAX. Derivatives are exact, except in the proxies. Surfaces of
+known curvature are in `tidegate.geometry.surfaces`.
 """
 
 import types
 
-from tidegate.geometry.chart import Chart as Chart
+from tidegate.geometry.charts import Chart as Chart
 from tidegate.geometry.charts import depth_chart as depth_chart
 from tidegate.geometry.charts import frozen_weight_chart as frozen_weight_chart
 from tidegate.geometry.charts import input_chart as input_chart

@@ -1,7 +1,7 @@
-"""Charts of attention: what moves, what stays, and whether there is room to bend.
+"""Charts of attention: maps from varying parts of a layer to its outputs.
 
-Every chart takes one layer as plain arrays, with any gates, and one sequence x of shape (T, d) of PyTorch or JAX. A
-chart of one head gives that head's gated output; a chart of all heads gives the layer's output.
+Each function takes one layer as plain arrays, with any gates, and one sequence x (T, d) of PyTorch or JAX. A chart of
+one head returns that head's gated output; a chart of all heads returns the layer's output.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 from tidegate._validation import InputError
-from tidegate.geometry.chart import Chart
 from tidegate.geometry.differentiation import Function
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources
@@ -23,50 +22,95 @@ from tidegate.tensors.namespace import Array, namespace_of
 from tidegate.tensors.softmax import log_partition
 
 
-def weight_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: int | None = None) -> Chart:
-    """Return the chart of one position's output as a function of its attention weights, with the values fixed.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chart:
+    """A map from coordinates to outputs, with its base point."""
 
-    The weights lie on a simplex: the coordinates are those of all visible keys but the last, which has the rest. The
-    output is affine in them without a gate, and with every gate that does not read the output. What a sink leaves the
-    keys stays as it is.
+    name: str
+    function: Function
+    """Takes coordinates (dimension,) and returns outputs (ambient_dimension,)."""
+    start: Array
+    """(dimension,): the coordinates at which the layer's own output is computed."""
+    ambient_dimension: int
+    note: str
+    """A description of the varying and fixed tensors and of the outputs."""
+
+    def __call__(self, x: Array) -> Array:
+        """Return the outputs at coordinates (dimension,)."""
+        return self.function(x)
+
+    @property
+    def dimension(self) -> int:
+        """The number of coordinates."""
+        return self.start.shape[-1]
+
+    @property
+    def codimension(self) -> int:
+        """The number of outputs beyond the coordinates; if negative, the Jacobian cannot have full rank."""
+        return self.ambient_dimension - self.dimension
+
+    @property
+    def says_something(self) -> bool:
+        """Whether full curvature can be nonzero, which needs two coordinates and a codimension of at least 1."""
+        return self.dimension >= 2 and self.codimension >= 1
+
+    def slice(self, u: Array, v: Array) -> Chart:
+        """Return the two-dimensional surface through the start along u and v, (dimension,), as a chart.
+
+        Its Gaussian curvature at the start is the sectional curvature with `tangent="plane"`.
+        """
+
+        def surface(at: Array) -> Array:
+            return self.function(self.start + at[0] * u + at[1] * v)
+
+        name, note = f"slice of {self.name}", f"A two-dimensional slice. {self.note}"
+        return replace(self, name=name, function=surface, start=0 * self.start[:2], note=note)
+
+
+def weight_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: int | None = None) -> Chart:
+    """Return the chart of one position's output as a function of its attention weights, with fixed values.
+
+    The weights lie on a simplex: the coordinates are the weights of all visible keys except the last, whose weight is 1
+    minus their sum. Without a gate, and with any gate that does not read the output, the chart is affine. The fraction
+    that a sink leaves to the keys is fixed.
 
     Args:
         layer: The layer.
         x: (T, d), the sequence
-        position: Index of the query whose weights move.
-        head: Index of the head whose weights move; None moves those of all heads together.
+        position: Index of the query whose weights vary.
+        head: Index of the head whose weights vary; None varies those of all heads together.
     """
     at = _Position.of(layer, x, position, head)
-    xp = namespace_of(at.x)
+    xp = namespace_of(at.values)
+    num_heads = at.layer.shape.num_heads
     free = at.trace.weights[at.heads, at.position, at.visible][:, :-1]
-    raw = attention_output(at.trace.weights, repeat_heads(at.trace.value, at.layer.shape.num_heads))
+    raw = attention_output(at.trace.weights, repeat_heads(at.trace.value, num_heads))
 
     def function(coordinates: Array) -> Array:
-        moved = xp.reshape(coordinates, free.shape)
-        full = xp.concat([moved, 1 - xp.sum(moved, axis=-1, keepdims=True)], axis=-1)[:, None, :]
-        values = repeat_heads(at.values, at.layer.shape.num_heads)[at.heads]
-        taken_in = at.among_heads(attention_output(full, values), raw)
-        return at.finish(at.layer.apply_gate_at("partition", taken_in, at.sources))
+        weights = xp.reshape(coordinates, free.shape)
+        weights = xp.concat([weights, 1 - xp.sum(weights, axis=-1, keepdims=True)], axis=-1)[:, None, :]
+        moved = attention_output(weights, repeat_heads(at.values, num_heads)[at.heads])
+        return at.finish(at.layer.apply_gate_at("partition", at.among_heads(moved, raw), at.sources))
 
     return at.chart(
-        "weight chart", function, free, f"The weights over {free.shape[-1] + 1} keys move, the values stay."
+        "weight chart", function, free, f"The weights over {free.shape[-1] + 1} keys vary; the values are fixed."
     )
 
 
 def query_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: int | None = None) -> Chart:
-    """Return the chart of one position's output as a function of its raw query, with all keys and values fixed.
+    """Return the chart of one position's output as a function of its raw query, with fixed keys and values.
 
-    Gates that read the query move with it, except at the key and value sites. One head's chart maps h coordinates to h
-    outputs: its full curvature is 0 for want of codimension, whatever the gate; slices of two dimensions can bend.
+    Gates that read the query vary with it, except at the key and value sites. One head's chart maps h coordinates to h
+    outputs, so its full curvature is 0 with any gate; two-dimensional slices of it can be curved.
 
     Args:
         layer: The layer.
         x: (T, d), the sequence
-        position: Index of the query that moves.
-        head: Index of the head whose query moves; None moves those of all heads together.
+        position: Index of the query that varies.
+        head: Index of the head whose query varies; None varies those of all heads together.
     """
     at = _Position.of(layer, x, position, head)
-    xp = namespace_of(at.x)
+    xp = namespace_of(at.values)
     raw = at.trace.sources.query
     free = raw[at.heads, at.position, :]
     num_heads = at.layer.shape.num_heads
@@ -74,62 +118,59 @@ def query_chart(layer: AttentionArrays, x: Array, *, position: int = -1, head: i
     def function(coordinates: Array) -> Array:
         query = at.among_heads(xp.reshape(coordinates, (*free.shape[:1], 1, free.shape[-1])), raw)
         sources = replace(at.sources, query=query)
-        seen = at.layer.norm_and_rotate(
-            at.layer.apply_gate_at("query", query, sources), at.layer.q_norm, np.asarray([at.position])
-        )
+        gated = at.layer.apply_gate_at("query", query, sources)
+        rotated = at.layer.norm_and_rotate(gated, at.layer.q_norm, np.asarray([at.position]))
         keys = repeat_heads(at.trace.key[:, at.visible, :], num_heads)
-        scores = attention_scores(at.layer.under_metric(seen), keys)
+        scores = attention_scores(at.layer.under_metric(rotated), keys)
         weights = attention_weights(scores, None, at.layer.temperature)
         sources = replace(sources, partition=log_partition(scores, at.layer.temperature))
-        taken_in = attention_output(weights, repeat_heads(at.values, num_heads))
-        return at.finish(at.layer.apply_gate_at("partition", taken_in, sources), query)
+        output = attention_output(weights, repeat_heads(at.values, num_heads))
+        return at.finish(at.layer.apply_gate_at("partition", output, sources), query)
 
-    return at.chart("query chart", function, free, "The query moves, the keys and values stay.")
+    return at.chart("query chart", function, free, "The query varies; the keys and values are fixed.")
 
 
 def frozen_weight_chart(layer: AttentionArrays, x: Array, *, moving: int | None = None) -> Chart:
-    """Return the chart of the layer's output as a function of its input, with the attention weights fixed at x's.
+    """Return the chart of the layer's output as a function of its input, with the attention weights of x.
 
-    Without a gate it is affine. Gates on the value, the output and the dense site bend it, if they read something that
-    moves; gates on query and key change only the weights, which stay, and so does what a sink leaves the keys.
+    Without a gate it is affine. Gates on the value, the output and the dense site can curve it if they read something
+    that varies. Gates on the query and key change only the weights, which are fixed, as is the fraction that a sink
+    leaves to the keys.
 
     Args:
         layer: The layer.
         x: (T, d), the sequence
-        moving: Position whose input moves, seen at all positions that attend to it; None moves the whole sequence.
+        moving: Position whose input varies, seen at all positions that attend to it; None varies the whole sequence.
     """
     layer, x, _, _ = layer.of_kind(x, None, None)
     _require_sequence(x)
     trace = layer.trace(x)
     num_heads = layer.shape.num_heads
 
-    def output_at(inputs: Array) -> Array:
-        xp = namespace_of(inputs)
+    def run(inputs: Array) -> Array:
         query, value = project(inputs, layer.W_Q, layer.b_Q), project(inputs, layer.W_V, layer.b_V)
         sources = GateSources(input=inputs, query=query, value=value, partition=trace.sources.partition)
         gated = repeat_heads(layer.apply_gate_at("value", value, sources), num_heads)
         output = layer.apply_gate_at("partition", attention_output(trace.weights, gated), sources)
         sources = replace(sources, output=output)
-        projected = xp.einsum("htk,hkd->td", layer.apply_gate_at("output", output, sources), layer.W_O)
-        projected = projected if layer.b_O is None else projected + layer.b_O
-        return layer.apply_gate_at("dense", projected, sources)
+        return _project_heads(layer, layer.apply_gate_at("output", output, sources), sources)
 
     return _sequence_chart(
-        "frozen-weight chart", output_at, x, moving, _onlookers(layer, x, moving), "the attention weights stay"
+        "frozen-weight chart", run, x, moving, _onlookers(layer, x, moving), "the attention weights are fixed"
     )
 
 
 def input_chart(layer: AttentionArrays, x: Array, *, moving: int | None = None) -> Chart:
-    """Return the chart of the layer's output as a function of its input, with everything that depends on it moving.
+    """Return the chart of the layer's output as a function of its input.
 
     Args:
         layer: The layer.
         x: (T, d), the sequence
-        moving: Position whose input moves, seen at all positions that attend to it; None moves the whole sequence.
+        moving: Position whose input varies, seen at all positions that attend to it; None varies the whole sequence.
     """
     layer, x, _, _ = layer.of_kind(x, None, None)
     _require_sequence(x)
-    return _sequence_chart("input chart", layer, x, moving, _onlookers(layer, x, moving), "all else follows")
+    return _sequence_chart("input chart", layer, x, moving, _onlookers(layer, x, moving), "nothing is fixed")
 
 
 def depth_chart(
@@ -145,16 +186,17 @@ def depth_chart(
     Args:
         stack: Layers, applied in turn, or any function from a sequence (T, d) to one.
         x: (T, d), the sequence
-        moving: Position whose input moves; None moves the whole sequence.
-        outputs: Positions whose outputs count; None takes all that some layer lets see the moving one, and all
-            positions for a function. Outputs that never move give room in name only: leave them out.
+        moving: Position whose input varies; None varies the whole sequence.
+        outputs: Positions whose outputs count. None takes all positions that the varying one reaches through the
+            layers, or all positions for a function. Leave out outputs that are constant: they add to the codimension
+            but cannot contribute curvature.
         residual: Whether each layer's output is added to its input; no effect for a function.
     """
     _require_sequence(x)
-    every = list(range(x.shape[0]))
+    rows = list(range(x.shape[0]))
     if callable(stack):
-        rows = every if outputs is None else list(outputs)
-        return _sequence_chart("depth chart", stack, x, moving, rows, "all else follows through a function")
+        rows = rows if outputs is None else list(outputs)
+        return _sequence_chart("depth chart", stack, x, moving, rows, "through a function")
     if not stack:
         raise InputError("stack", expected="at least one layer", got=stack)
 
@@ -163,17 +205,18 @@ def depth_chart(
             inputs = inputs + layer(inputs) if residual else layer(inputs)
         return inputs
 
-    seen = every if moving is None else [_index("moving", moving, x.shape[0])]
+    if moving is not None:
+        rows = [_index("moving", moving, x.shape[0])]
     for layer in stack:
-        seen = sorted({onlooker for row in seen for onlooker in _onlookers(layer, x, row)})
-    rows = seen if outputs is None else list(outputs)
-    return _sequence_chart("depth chart", run, x, moving, rows, f"all else follows through {len(stack)} layers")
+        rows = sorted({onlooker for row in rows for onlooker in _onlookers(layer, x, row)})
+    rows = rows if outputs is None else list(outputs)
+    return _sequence_chart("depth chart", run, x, moving, rows, f"through {len(stack)} layers")
 
 
 def _sequence_chart(
     name: str, run: Callable[[Any], Any], x: Array, moving: int | None, rows: list[int], rest: str
 ) -> Chart:
-    """Return the chart of a function of sequences along one position's input, or all of it, seen at some rows."""
+    """Return the chart of some output rows of a function of sequences, by the input of one position or of all."""
     xp = namespace_of(x)
     first = None if moving is None else _index("moving", moving, x.shape[0])
 
@@ -182,16 +225,21 @@ def _sequence_chart(
             inputs = xp.reshape(coordinates, x.shape)
         else:
             inputs = xp.concat([x[:first], coordinates[None, :], x[first + 1 :]])
-        return xp.reshape(_rows(run(inputs), rows), (-1,))
+        found = run(inputs)
+        if rows == list(range(rows[0], rows[-1] + 1)):
+            found = found[rows[0] : rows[-1] + 1]
+        else:
+            found = xp.stack([found[row] for row in rows])
+        return xp.reshape(found, (-1,))
 
     start = xp.reshape(x if first is None else x[first], (-1,))
-    moves = "The input of every position moves" if first is None else f"The input of position {first} moves"
+    varies = "The input of every position varies" if first is None else f"The input of position {first} varies"
     return Chart(
         name=name,
         function=function,
         start=start,
         ambient_dimension=int(function(start).shape[0]),
-        note=f"{moves}, {rest}; the output at {len(rows)} positions.",
+        note=f"{varies}, {rest}; the output at {len(rows)} positions.",
     )
 
 
@@ -204,23 +252,16 @@ def _onlookers(layer: AttentionArrays, x: Array, moving: int | None) -> list[int
     return [row for row in range(x.shape[0]) if bool(mask[row, column])]
 
 
-def _rows(x: Array, rows: list[int]) -> Array:
-    if rows == list(range(rows[0], rows[-1] + 1)):
-        return x[rows[0] : rows[-1] + 1]
-    return namespace_of(x).stack([x[row] for row in rows])
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Position:
-    """One position of a layer's forward pass, and what of it stays while a chart moves the rest."""
+    """One position of a layer's forward pass, of which a chart varies a part."""
 
     layer: AttentionArrays
-    x: Array
     trace: LayerTrace
     position: int
     head: int | None
     visible: slice
-    """The keys that the position may see: causality and a window leave a run of them."""
+    """The keys that the position sees, which causality and a window leave contiguous."""
 
     @classmethod
     def of(cls, layer: AttentionArrays, x: Array, position: int, head: int | None) -> _Position:
@@ -234,10 +275,10 @@ class _Position:
         mask = None if trace.mask is None else trace.mask[position]
         visible = [key for key in range(x.shape[0]) if mask is None or bool(mask[key])]
         if len(visible) < 2:
-            expected = "one that sees at least two keys, so that weights can move"
+            expected = "one that sees at least two keys, so that weights can vary"
             raise InputError("position", expected=expected, got=position, hint="Choose a later one.")
         run = slice(visible[0], visible[-1] + 1)
-        return cls(layer=layer, x=x, trace=trace, position=position, head=head, visible=run)
+        return cls(layer=layer, trace=trace, position=position, head=head, visible=run)
 
     @property
     def heads(self) -> slice:
@@ -250,7 +291,7 @@ class _Position:
 
     @property
     def sources(self) -> GateSources:
-        """What gates read at this position, on the attending side."""
+        """The inputs of gates at this position, as a query."""
         here, whole = slice(self.position, self.position + 1), self.trace.sources
         return GateSources(
             input=whole.input[here],
@@ -261,34 +302,36 @@ class _Position:
         )
 
     def among_heads(self, moved: Array, whole: Array) -> Array:
-        """Put the moving heads (moving, 1, h) among those that stay, taken from (H, T, h): (H, 1, h)."""
+        """Put the varying heads (varying, 1, h) among the fixed ones, taken from (H, T, h): (H, 1, h)."""
         if self.head is None:
             return moved
         here = whole[:, self.position : self.position + 1]
         return namespace_of(moved).concat([here[: self.head], moved, here[self.head + 1 :]])
 
     def finish(self, output: Array, query: Array | None = None) -> Array:
-        """Turn the attention output (H, 1, h) before its gates, a sink's share taken off, into the chart's outputs."""
-        xp = namespace_of(output)
+        """Return the chart's outputs from the attention output (H, 1, h) after a sink and before its gates."""
         sources = replace(self.sources, output=output)
         sources = sources if query is None else replace(sources, query=query)
         heads = self.layer.apply_gate_at("output", output, sources)
-        if self.head is not None:
-            return heads[self.head, 0]
-        projected = xp.einsum("htk,hkd->td", heads, self.layer.W_O)
-        projected = projected if self.layer.b_O is None else projected + self.layer.b_O
-        return self.layer.apply_gate_at("dense", projected, sources)[0]
+        return _project_heads(self.layer, heads, sources)[0] if self.head is None else heads[self.head, 0]
 
     def chart(self, name: str, function: Function, free: Array, note: str) -> Chart:
         start = namespace_of(free).reshape(free, (-1,))
-        whose = "All heads" if self.head is None else f"Head {self.head}"
+        heads = "All heads" if self.head is None else f"Head {self.head}"
         return Chart(
             name=name,
             function=function,
             start=start,
             ambient_dimension=int(function(start).shape[0]),
-            note=f"{whose} at position {self.position}. {note}",
+            note=f"{heads} at position {self.position}. {note}",
         )
+
+
+def _project_heads(layer: AttentionArrays, heads: Array, sources: GateSources) -> Array:
+    """Return the layer's output (T, d) from the gated heads (H, T, h)."""
+    projected = namespace_of(heads).einsum("htk,hkd->td", heads, layer.W_O)
+    projected = projected if layer.b_O is None else projected + layer.b_O
+    return layer.apply_gate_at("dense", projected, sources)
 
 
 def _require_sequence(x: Array) -> None:

@@ -5,7 +5,7 @@ the inner product of $\Sigma^{-1}$. Then
 
     K(u, v) = (<II(u,u), II(v,v)> − |II(u,v)|²) / (|u|²|v|² − <u,v>²)
 
-Every derivative is forward mode; there are no Christoffel symbols, no third derivatives and no finite differences.
+All derivatives are exact and in forward mode. No Christoffel symbols or third derivatives are needed.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import numpy as np
 
 from tidegate._validation import InputError
 from tidegate.geometry.batches import MAX_BYTES, Batch
-from tidegate.geometry.covariance import Whitening
 from tidegate.geometry.differentiation import Function, Numbers
 from tidegate.geometry.errors import GeometryError
-from tidegate.geometry.metric import jacobian_rows
+from tidegate.geometry.metric import Whitening
 from tidegate.geometry.tangents import independent_frame, normal_part, orthonormal_plane
 from tidegate.tensors.namespace import Array
 
 _NOT_IMMERSED = {
     "problem": "The Jacobian of f does not have full rank",
     "remedy": "Leave out coordinates that f does not depend on or that repeat others, move away from the point, or "
-    "measure a slice with tangent='plane'. A step with derivative 0, such as round or detach, counts too.",
+    "measure a slice with tangent='plane'. Look for steps with derivative 0, such as round or detach.",
 }
 _FLATTENED = {
-    "problem": "f maps the plane of u and v to less than a plane",
-    "remedy": "Choose directions that f depends on; a step with derivative 0, such as round or detach, counts too.",
+    "problem": "The derivatives of f along u and v are not independent",
+    "remedy": "Choose directions that f depends on. Look for steps with derivative 0, such as round or detach.",
 }
 
 
@@ -46,26 +45,26 @@ def sectional_curvature(
 ) -> Array:
     r"""Return the sectional curvature of the plane of u and v.
 
-    `full` takes II normal to the whole tangent space: the curvature of the image of f as a manifold of n dimensions, in
-    the direction of the plane. It needs the whole Jacobian, of full rank, and it is 0 wherever f has as many outputs
-    as coordinates, for want of codimension. `plane` takes II normal to the images of u and v alone: the Gaussian
-    curvature of the two-dimensional surface $(s, t) \mapsto f(x + s u + t v)$. That slice can bend inside a manifold
-    that is flat, so a bent slice says less; it costs three nested products however large n is.
+    With `full`, II is normal to the whole tangent space: the result is the curvature of the image of f as a manifold of
+    n dimensions, in the direction of the plane. It needs the whole Jacobian, with full rank, and is 0 if f has as many
+    outputs as coordinates. With `plane`, II is normal to the images of u and v only: the result is the Gaussian
+    curvature of the surface $(s, t) \mapsto f(x + s u + t v)$, at the cost of three nested products for any n. Such a
+    slice can be curved inside a flat manifold.
 
     Args:
         f: Takes one point (n,) and returns one array, which is flattened.
         x: (..., n), of PyTorch or JAX
-        u: (..., n); which basis of the plane u and v are, and their lengths, do not matter
-        v: (..., n)
+        u: (..., n)
+        v: (..., n); the result depends only on the plane of u and v
         covariance: None for the identity, a number, a vector of variances (N,) or a matrix (N, N)
-        tangent: What II is normal to.
-        max_bytes: Working memory to stay within, as far as one plane allows.
+        tangent: The space that II is normal to.
+        max_bytes: Memory budget, which a single plane may exceed.
 
     Returns:
         (...), the leading axes broadcast
 
     Raises:
-        GeometryError: If the Jacobian is of lower rank or the directions span no plane; nothing is clipped.
+        GeometryError: If the Jacobian does not have full rank, or u and v do not span a plane.
     """
     if tangent not in ("full", "plane"):
         raise InputError("tangent", expected="'full' or 'plane'", got=tangent)
@@ -80,16 +79,19 @@ def sectional_curvature(
         pair, triangle = independent_frame(whitening.whiten(first[:, :2]), epsilon=epsilon, **_FLATTENED)
         basis = pair
         if tangent == "full":
-            jacobian, epsilon = jacobian_rows(batch, rows)
+            jacobian, epsilon = batch.jacobian(rows)
             basis, _ = independent_frame(whitening.whiten(jacobian), epsilon=epsilon, **_NOT_IMMERSED)
-        parts.append(_gauss(normal_part(whitening.whiten(second), basis), triangle))
+        normal = normal_part(whitening.whiten(second), basis)
+        products = np.einsum("piN,pjN->pij", normal, normal)
+        area = triangle[:, 0, 0] * triangle[:, 1, 1]
+        parts.append((products[:, 0, 1] - products[:, 2, 2]) / area**2)
     return batch.result(parts)
 
 
 def gaussian_curvature(
     f: Function, x: Array, *, covariance: Array | float | None = None, max_bytes: int = MAX_BYTES
 ) -> Array:
-    """Return the Gaussian curvature of a chart of two coordinates, where `full` and `plane` are one.
+    """Return the Gaussian curvature of a chart of two coordinates.
 
     Arguments as in `sectional_curvature`; x is (..., 2), the result (...).
     """
@@ -98,7 +100,7 @@ def gaussian_curvature(
             "x",
             expected="(..., 2), a point of a two-dimensional chart",
             got=tuple(x.shape),
-            hint="In more dimensions name a plane with sectional_curvature, or take scalar_curvature.",
+            hint="In more dimensions use sectional_curvature with a plane, or scalar_curvature.",
         )
     u, v = np.eye(2)
     return sectional_curvature(f, x, u, v, covariance=covariance, tangent="plane", max_bytes=max_bytes)
@@ -118,7 +120,7 @@ def second_fundamental_form(
     for rows in batch.chunks(first=batch.dimension, second=1):
         left, right = (direction[rows, None] for direction in batch.directions)
         _, second, _ = batch.second(rows, left, right)
-        jacobian, epsilon = jacobian_rows(batch, rows)
+        jacobian, epsilon = batch.jacobian(rows)
         basis, _ = independent_frame(whitening.whiten(jacobian), epsilon=epsilon, **_NOT_IMMERSED)
         parts.append(whitening.restore(normal_part(whitening.whiten(second), basis))[:, 0])
     return batch.result(parts)
@@ -129,14 +131,14 @@ def scalar_curvature(
 ) -> Array:
     r"""Return the scalar curvature, $|tr\,II|^2 - |II|^2$.
 
-    It is the sum of $K(e_i, e_j)$ over ordered pairs of an orthonormal frame, twice the Gaussian curvature in two
-    dimensions. It takes n(n + 1)/2 second derivatives and is meant for small n.
+    It is the sum of $K(e_i, e_j)$ over ordered pairs of an orthonormal frame; in two dimensions, twice the Gaussian
+    curvature. It takes n(n + 1)/2 second derivatives and is meant for small n.
     Arguments as in `sectional_curvature`; the result is (...).
     """
     whitening = Whitening.of(covariance)
     batch = Batch.of(f, x, {}, max_bytes)
     if batch.dimension < 2:
-        raise GeometryError("x must have at least two coordinates: a curve has no intrinsic curvature.")
+        raise GeometryError("x must have at least two coordinates, because a curve has no intrinsic curvature.")
     one, other = np.triu_indices(batch.dimension)
     axes = np.eye(batch.dimension)
     parts: list[Numbers] = []
@@ -154,9 +156,3 @@ def scalar_curvature(
         mean = np.einsum("paaN->pN", form)
         parts.append((mean**2).sum(axis=-1) - (form**2).sum(axis=(1, 2, 3)))
     return batch.result(parts)
-
-
-def _gauss(second: Numbers, triangle: Numbers) -> Numbers:
-    """Solve the Gauss equation for II(u,u), II(v,v) and II(u,v), (P, 3, N), over the area of u and v, squared."""
-    square, area = np.einsum("piN,pjN->pij", second, second), triangle[:, 0, 0] * triangle[:, 1, 1]
-    return (square[:, 0, 1] - square[:, 2, 2]) / area**2

@@ -1,4 +1,4 @@
-"""Ask a framework for derivatives of a map, in forward mode only, as NumPy arrays."""
+"""Forward-mode derivatives of a map by PyTorch or JAX, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -22,32 +22,27 @@ Numbers: TypeAlias = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Differentiator:
-    """Derivatives by one framework, in the dtype and on the device of the array that it was chosen for.
+    """Derivatives by one framework, in one dtype and on one device.
 
-    `P` points, `n` coordinates, `k` directions at each point, `N` outputs.
+    Legend: P points, n coordinates, k directions at each point, N outputs.
     """
 
     transforms: Any
-    """What has the framework's `jvp`, `jacfwd` and `vmap`."""
+    """The framework's module with `jvp`, `jacfwd` and `vmap`."""
     array_type: type
     dtype: Any
     restore: Callable[[Numbers], Array]
-    """Turn NumPy numbers into an array of the caller's kind, dtype and device."""
+    """Convert NumPy numbers to an array of the caller's kind, dtype and device."""
     run: Callable[..., Any]
     """Call a function with arrays, and return its result or its tuple of results in NumPy."""
     measure: Callable[[Function, Numbers], tuple[int, int]]
-    """Return what `footprint` does, of a function that returns a flat array."""
-
-    @property
-    def single_precision(self) -> bool:
-        """Whether the dtype is float32."""
-        return self.dtype.itemsize == 4
+    """Return the `footprint` of a function that returns a flat array."""
 
     def values(self, f: Function, points: Numbers) -> Numbers:
         """Evaluate the map: (P, n) to (P, N)."""
 
         def value(point: Any) -> Any:
-            # In PyTorch some views have a batching rule only below a derivative.
+            # In PyTorch some views have a batching rule only inside a derivative.
             return self._push(f, point, 0 * point)[0]
 
         return self._run(self.transforms.vmap(value), points)
@@ -97,7 +92,7 @@ class Differentiator:
         return self._run(jet, point)
 
     def footprint(self, f: Function, point: Numbers) -> tuple[int, int]:
-        """Return the most bytes of intermediates alive at once in one evaluation of f, and the number of outputs."""
+        """Return the bytes of all intermediate results of one evaluation of f, and the number of outputs."""
         return self.measure(partial(self._flat, f), point)
 
     def _run(self, function: Callable[..., Any], *arrays: Numbers) -> Any:
@@ -114,8 +109,8 @@ class Differentiator:
             )
         if result.dtype != self.dtype:
             raise TypeError(
-                f"f must return numbers of x's dtype, {self.dtype}, got {result.dtype}. Convert what is inside f, as "
-                "in model.double(), and return real numbers rather than indices."
+                f"f must return x's dtype, {self.dtype}, got {result.dtype}. Convert the weights inside f, as in "
+                "model.double(), and return real numbers, not indices."
             )
         return result.reshape(-1)
 
@@ -124,7 +119,7 @@ def differentiator(x: Array, *, name: str = "x") -> tuple[Differentiator, Number
     """Return the derivatives of the framework that an array belongs to, and the array's numbers in float64.
 
     Raises:
-        TypeError: If it is an array of NumPy, which has no derivatives, or not of float64 or float32.
+        TypeError: If it is a NumPy array, which has no derivatives, or not float64 or float32.
     """
     kind = type(x).__module__.split(".")[0]
     if kind == "torch":
@@ -136,30 +131,30 @@ def differentiator(x: Array, *, name: str = "x") -> tuple[Differentiator, Number
 
         return jax_differentiator(x, name)
     raise TypeError(
-        f"{name} must be an array of PyTorch or JAX, whose derivatives are used, got {type(x).__name__}. "
+        f"{name} must be an array of PyTorch or JAX, which differentiate f, got {type(x).__name__}. "
         f"Convert it, for instance with torch.tensor({name}) or jax.numpy.asarray({name})."
     )
 
 
 def raise_for_dtype(name: str, dtype: object) -> NoReturn:
     """Raise TypeError for integers, complex numbers and half precision."""
-    raise TypeError(f"{name} must be float64, or float32 at less accuracy, got {dtype}. Convert it to float64.")
+    raise TypeError(f"{name} must be float64, or float32 with less accuracy, got {dtype}. Convert it to float64.")
 
 
 def raise_for_step(error: Exception) -> NoReturn:
     """Raise GeometryError for a framework's error about an operation that has no forward derivative."""
     raise GeometryError(
         f"f cannot be differentiated twice in forward mode: {str(error).strip().splitlines()[0]} "
-        "Replace that step by plain array operations."
+        "Replace that step with plain array operations."
     ) from error
 
 
 @lru_cache(maxsize=1)
 def warn_of_single_precision() -> None:
-    """Warn that the numbers are float32; a second call is silent."""
+    """Warn about float32, once in a process."""
     warnings.warn(
-        "Curvature in float32 keeps about three digits and cannot tell a small curvature from none. Convert x, and the "
-        "weights inside f, to float64 (in JAX after jax.config.update('jax_enable_x64', True)).",
+        "Curvature in float32 has about three correct digits, and a small one is indistinguishable from 0. Convert x "
+        "and the weights inside f to float64 (in JAX after jax.config.update('jax_enable_x64', True)).",
         PrecisionWarning,
         stacklevel=4,
     )

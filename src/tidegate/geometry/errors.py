@@ -1,13 +1,12 @@
-"""Errors and the warning of a measurement of curvature."""
+"""Errors and warnings of curvature measurements."""
 
 from __future__ import annotations
 
 
 class GeometryError(ValueError):
-    """A point, plane or function that has no curvature to measure.
+    """A point, plane or function whose curvature is not defined.
 
-    Where tangent vectors are not independent, `rank` and `smallest_singular_value` say how badly; elsewhere they are
-    None.
+    If tangent vectors are not independent, `rank` and `smallest_singular_value` are set; otherwise they are None.
     """
 
     def __init__(self, message: str, *, rank: int | None = None, smallest_singular_value: float | None = None) -> None:
@@ -17,4 +16,4 @@ class GeometryError(ValueError):
 
 
 class PrecisionWarning(UserWarning):
-    """Curvature is a small difference of large second derivatives, here taken in float32."""
+    """Curvature, a small difference of large second derivatives, is computed in float32."""

@@ -1,7 +1,7 @@
-r"""Curvature from the metric alone: Christoffel symbols and the Riemann tensor, for small dimensions.
+r"""Intrinsic curvature, from the metric only: Christoffel symbols and the Riemann tensor, for small dimensions.
 
-It knows nothing of normal vectors and takes third derivatives of f, one point at a time. It is slow, independent of
-`tidegate.geometry.curvature`, and here to check it.
+It uses third derivatives of f and no normal vectors, one point at a time. It is slow, independent of
+`tidegate.geometry.curvature`, and serves to check it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import numpy as np
 
 from tidegate._validation import InputError
 from tidegate.geometry.batches import MAX_BYTES, Batch
-from tidegate.geometry.covariance import Whitening
 from tidegate.geometry.differentiation import Function, Numbers
 from tidegate.geometry.errors import GeometryError
+from tidegate.geometry.metric import Whitening
+from tidegate.geometry.tangents import require_finite
 from tidegate.tensors.namespace import Array
 
 
@@ -26,9 +27,9 @@ def christoffel_symbols(f: Function, x: Array, *, covariance: Array | float | No
 
 
 def riemann_tensor(f: Function, x: Array, *, covariance: Array | float | None = None) -> Array:
-    r"""Return the Riemann tensor at one point (n,), all indices down; it is positive on a sphere.
+    r"""Return the Riemann tensor at one point (n,), with lower indices; K is positive on a sphere.
 
-    $K(u, v)$ is $R_{ijkl} u^i v^j v^k u^l$ over the squared area of u and v.
+    $K(u, v)$ is $R_{ijkl} u^i v^j v^k u^l$ divided by the squared area of u and v.
 
     $R_{ijkl} = \tfrac12 (\partial_j \partial_l g_{ik} + \partial_i \partial_k g_{jl} - \partial_j \partial_k g_{il} -
     \partial_i \partial_l g_{jk}) + g_{mn} (\Gamma^m_{jl} \Gamma^n_{ik} - \Gamma^m_{il} \Gamma^n_{jk})$
@@ -40,13 +41,15 @@ def riemann_tensor(f: Function, x: Array, *, covariance: Array | float | None = 
 def intrinsic_curvature(f: Function, x: Array, u: Array, v: Array, *, covariance: Array | float | None = None) -> Array:
     """Return the sectional curvature at one point x of the plane of u and v, all (n,), by the Riemann tensor.
 
-    It is what `sectional_curvature` with `tangent="full"` must give.
+    It equals `sectional_curvature` with `tangent="full"`.
     """
     batch, (metric, slope, bend) = _metric_jet(f, x, {"u": u, "v": v}, covariance)
     one, other = (direction[0] for direction in batch.directions)
     area = (one @ metric @ one) * (other @ metric @ other) - (one @ metric @ other) ** 2
     if not area > 0:
-        raise GeometryError(f"u and v span no plane: its squared area is {area:.3g}. Give two directions that differ.")
+        raise GeometryError(
+            f"u and v do not span a plane: its squared area is {area:.3g}. Give independent directions."
+        )
     riemann = np.einsum("ijkl,i,j,k,l->", _riemann(metric, slope, bend), one, other, other, one)
     return batch.by.restore(np.asarray(riemann / area))
 
@@ -65,10 +68,11 @@ def _metric_jet(
     if batch.shape:
         raise InputError("x", expected="one point (coordinates,) on the intrinsic route", got=tuple(x.shape))
     _, width = batch.by.footprint(f, batch.points[0])
-    jet = batch.by.metric_jet(f, batch.points[0], Whitening.of(covariance).matrix(width))
+    whitening = Whitening.of(covariance).whiten(np.eye(width)).T
+    jet = batch.by.metric_jet(f, batch.points[0], whitening)
     metric, slope, bend = (part.astype(np.float64) for part in jet)
-    if not all(np.isfinite(part).all() for part in (metric, slope, bend)):
-        raise GeometryError("The metric, or a derivative of it, has NaN or infinite entries at x.")
+    for part in (metric, slope, bend):
+        require_finite("The metric or a derivative of it", part[None])
     eigenvalues = np.linalg.eigvalsh(metric)
     if eigenvalues[0] <= width * np.finfo(np.float64).eps * eigenvalues[-1]:
         raise GeometryError(
@@ -79,7 +83,7 @@ def _metric_jet(
 
 
 def _lower_first_index(slope: Numbers) -> Numbers:
-    """Return Γ_lij, the first index down, from ∂_k g_ij with the derivative last."""
+    """Return the Christoffel symbols Γ_lij from ∂_k g_ij, with the derivative last."""
     return (np.einsum("jli->lij", slope) + np.einsum("ilj->lij", slope) - np.einsum("ijl->lij", slope)) / 2
 
 

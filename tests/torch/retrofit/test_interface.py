@@ -12,18 +12,13 @@ def test_an_implementation_that_would_drop_the_gate_is_an_error(stock, gate):
     model = tiny("llama")
     add_gates(model, gate, layers=[1])
     model.set_attn_implementation(stock)
-    with pytest.raises(RuntimeError, match=rf"'{stock}' would ignore the gates of model\.layers\.1\.self_attn"):
+    with pytest.raises(RuntimeError, match=f"'{stock}'"):
         logits(model)
-    model.set_attn_implementation(f"tidegate_{stock}")
-    assert logits(model).isfinite().all()
-
-
-def test_the_configuration_alone_cannot_drop_the_gate_either():
-    model = tiny("llama")
-    add_gates(model)
-    model.config._attn_implementation = "sdpa"
+    model.config._attn_implementation = stock
     with pytest.raises(RuntimeError, match="tidegate_eager"):
         model.generate(**inputs_of(model), max_new_tokens=1)
+    model.set_attn_implementation(f"tidegate_{stock}")
+    assert logits(model).isfinite().all()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "vit", "mistral"])
@@ -52,7 +47,7 @@ def test_gates_elsewhere_leave_the_implementation_alone():
     assert model.config._attn_implementation == "eager"
 
 
-def test_attention_weights_can_still_be_asked_for():
+def test_attention_weights_are_returned_on_request():
     model = tiny("llama", implementation="eager")
     add_gates(model)
     weights = model(**inputs_of(model), output_attentions=True).attentions

@@ -1,9 +1,7 @@
 """Gates in somebody else's attention compute what they compute in ours."""
 
 import copy
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -55,28 +53,6 @@ def test_a_gate_in_a_llama_is_the_gate_of_our_layer(gate):
     assert_close(results[0][1], results[1][1], what="gradient")
 
 
-def test_the_comparison_notices_a_gate_that_is_missing():
-    model, own = pair("bma")
-    with torch.no_grad():
-        own.attn_gate.at("value").weight.zero_()
-    x = torch.randn(2, 6, 32)
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        assert_close(attention_call(model)(x), own(x), what="forward")
-
-
-def test_a_gate_that_reads_the_query_calls_its_projection_once_and_adds_one_key():
-    model = tiny("llama")
-    names = set(model.state_dict())
-    add_gates(model, "bma")
-    calls = []
-    for layer in model.model.layers:
-        layer.self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
-    logits(model)
-    assert len(calls) == 2
-    added = {f"model.layers.{index}.self_attn.attn_gate.value.weight" for index in range(2)}
-    assert set(model.state_dict()) == names | added
-
-
 @pytest.mark.parametrize("gate", ["bma", "bma-query", "g2", "vga", "g5", "g1", "dense:output"])
 @pytest.mark.parametrize("order", ["gates first", "adapters first"])
 def test_gates_read_and_gate_what_an_adapter_adds(gate, order):
@@ -99,6 +75,19 @@ def test_gates_read_and_gate_what_an_adapter_adds(gate, order):
     assert_close(logits(model), adapted, what="forward")
     remove_gates(model)
     assert not torch.allclose(logits(model), adapted, atol=1e-3)
+
+
+def test_a_gate_that_reads_the_query_calls_its_projection_once_and_adds_one_key():
+    model = tiny("llama")
+    names = set(model.state_dict())
+    add_gates(model, "bma")
+    added = {f"model.layers.{index}.self_attn.attn_gate.value.weight" for index in range(2)}
+    assert set(model.state_dict()) == names | added
+    calls = []
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
+    logits(model)
+    assert len(calls) == 2
 
 
 def test_gates_and_adapters_learn_together():
@@ -164,35 +153,6 @@ def test_nothing_of_a_call_that_fails_is_kept(gate):
     assert [layer.call.reads for layer in gated_layers(model)] == [None, None]
 
 
-@pytest.fixture
-def _eager_switching():
-    """Threads that take turns far more often than they do by default."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_eager_switching")
-@pytest.mark.parametrize("gate", ["bma", "bma-query+g5", "bma+g1+g3+g4+g5"])
-def test_several_threads_get_the_numbers_of_one(gate):
-    model = tiny("llama")
-    add_gates(model, gate)
-    stir(model)
-    prompts = [inputs_of(model, length=4 + index, seed=index)["input_ids"] for index in range(4)]
-
-    def work(index):
-        with torch.no_grad():
-            written = model.generate(prompts[index], max_new_tokens=3, do_sample=False, pad_token_id=0)
-            return model(prompts[index]).logits, written
-
-    alone = [work(index) for index in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(6):
-            for found, expected in zip(pool.map(work, range(4)), alone, strict=True):
-                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 def test_a_call_that_another_thread_makes_meanwhile_changes_nothing():
     model = tiny("llama")
     add_gates(model, "bma+g5")
@@ -214,10 +174,8 @@ def test_a_call_that_another_thread_makes_meanwhile_changes_nothing():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tracing_a_gated_model_is_refused_in_words():
+def test_tracing_a_gated_model_is_rejected():
     model = tiny("llama")
     add_gates(model, "bma")
-    with pytest.raises(
-        RuntimeError, match=r"^torch\.jit\.trace would fix .* Use torch\.export\.export or torch\.compile"
-    ):
+    with pytest.raises(RuntimeError, match="jit"):
         torch.jit.trace(model, inputs_of(model)["input_ids"], strict=False)

@@ -10,27 +10,16 @@ LAYOUTS = {
     "interleaved further on": (Columns(start=15, stride=9, num_heads=2, head_dim=3), 30),
     "one head": (Columns(start=4, stride=3, num_heads=1, head_dim=3), 9),
 }
-layouts = pytest.mark.parametrize(("layout", "width"), LAYOUTS.values(), ids=LAYOUTS)
 
 
-@layouts
-def test_taking_gives_the_columns_of_each_head(layout, width):
-    result = torch.arange(2 * width).view(1, 2, width)
-    expected = torch.stack([result[..., columns] for columns in layout.heads()], dim=-2)
-    assert torch.equal(layout.take(result), expected)
-
-
-@layouts
-def test_putting_changes_these_columns_and_no_others(layout, width):
-    result = torch.arange(2.0 * width).view(1, 2, width)
-    changed = layout.put(result, -layout.take(result))
-    sign = torch.ones(width).index_fill(0, torch.tensor(layout.heads()).flatten(), -1)
-    assert torch.equal(changed, result * sign)
-
-
-@layouts
-def test_a_layout_is_known_by_its_columns(layout, width):
+@pytest.mark.parametrize(("layout", "width"), LAYOUTS.values(), ids=LAYOUTS)
+def test_columns_are_found_taken_and_put_back(layout, width):
     assert Columns.of(layout.heads(), width=width) == layout
+    result = torch.arange(2.0 * width).view(1, 2, width)
+    taken = layout.take(result)
+    assert torch.equal(taken, torch.stack([result[..., columns] for columns in layout.heads()], dim=-2))
+    sign = torch.ones(width).index_fill(0, torch.tensor(layout.heads()).flatten(), -1)
+    assert torch.equal(layout.put(result, -taken), result * sign)
 
 
 @pytest.mark.parametrize(

@@ -111,23 +111,6 @@ def test_the_parameters_of_gates_have_the_names_that_are_documented(gate, parame
     assert names == [f"model.layers.0.self_attn.attn_gate.{name}" for name in parameters]
 
 
-@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
-@pytest.mark.parametrize(
-    ("family", "target", "options", "reason"),
-    [
-        ("llama", "q_proj", {"lora_dropout": 0.1}, "does not work with lora_dropout != 0"),
-        ("gpt2", "c_attn", {}, "does not work with fan_in_fan_out"),
-    ],
-)
-def test_the_limits_of_peft_are_those_that_are_documented(family, target, options, reason):
-    gates = {"target_parameters": ["attn_gate.output.weight"]}
-    with pytest.raises(ValueError, match=reason):
-        get_peft_model(gated(family), LoraConfig(r=2, target_modules=[target], **options, **gates))
-    whole = LoraConfig(r=2, target_modules=[target], **options, modules_to_save=["attn_gate"])
-    adapted = get_peft_model(gated(family), whole)
-    assert any("attn_gate" in name for name, weight in adapted.named_parameters() if weight.requires_grad)
-
-
 def test_low_rank_adapters_move_the_gates():
     adapted = get_peft_model(gated(), LoraConfig(r=2, **LOW_RANK)).eval()
     before = logits(adapted)

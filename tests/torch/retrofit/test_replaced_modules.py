@@ -12,7 +12,7 @@ from retrofit_models import inputs_of, logits, merge_adapters, stir, tiny
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.utils import parametrizations, parametrize
 
 from tidegate.torch import gate_parameters
@@ -165,6 +165,15 @@ def test_gates_act_once_in_a_quantized_model_before_and_after(gate):
 
 
 @quantization
+@pytest.mark.parametrize("change", [quantize, copy.deepcopy])
+@pytest.mark.parametrize("family", ["bert", "gpt-neox"])
+def test_gates_act_once_with_fused_projections_and_with_an_output_projection_outside(family, change):
+    model = tiny(family, num_hidden_layers=1)
+    add_gates(model, "g1+g2+g5", activation=None)
+    assert count_calls(change(model)) == [1, 1, 1]
+
+
+@quantization
 def test_gates_of_a_quantized_model_are_loaded_into_the_same_weights(tmp_path):
     model = quantize(gated("bma+g1"))
     save_gates(model, tmp_path)
@@ -220,6 +229,31 @@ def test_gates_act_once_and_learn_in_a_sharded_model(mesh, gate, parts):
     assert torch.equal(logits(model), expected)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert all(weight.grad.full_tensor().any() for weight in gate_parameters(model))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("mesh")
+@pytest.mark.parametrize("use_orig_params", [True, False])
+@gates
+def test_gates_act_once_under_the_older_sharding_and_are_not_saved_in_part(tmp_path, gate, use_orig_params):
+    model = gated(gate)
+    expected = logits(model)
+    wrapped = FullyShardedDataParallel(model, use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+    assert set(count_calls(wrapped)) == {1}
+    assert torch.equal(logits(wrapped), expected)
+    for save in (save_gates, save_pretrained):
+        with rejects("model", hint="get_model_state_dict"):
+            save(wrapped.module, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_attention_module_that_is_replaced_without_its_output_projection_is_an_error():
+    model = tiny("bert", num_hidden_layers=1)
+    add_gates(model, "g5")
+    attention = model.bert.encoder.layer[0].attention
+    attention.self = copy.deepcopy(attention.self)
+    with pytest.raises(RuntimeError, match="output projection"):
+        logits(model)
 
 
 def test_gates_are_added_before_a_model_is_sharded(mesh):

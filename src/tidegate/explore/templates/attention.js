@@ -19,15 +19,15 @@ function gibbs(scores, temperature) {
   return { weights: factors.map((factor) => factor / total), logPartition: peak / temperature + Math.log(total) };
 }
 
-// In nats; a weight of 0 adds 0.
+// In nats; a weight of 0 contributes 0.
 const entropyOf = (weights) => sum(weights.map((weight) => (weight > 0 ? -weight * Math.log(weight) : 0)));
 
 const weightedSum = (weights, vectors) => vectors[0].map((_, a) => dot(weights, vectors.map((vector) => vector[a])));
 
-// One query that attends to some positions.
+// The attention of one query.
 //
-// query            : q^a, of the position that attends
-// keys, values     : k^ja and v^ja of the positions that are attended to; queries are their own, which `bma` reads
+// query            : q^a, of the attending position
+// keys, values     : k^ja and v^ja of the attended positions; `bma` also reads their queries
 // metric           : g_ab
 // gate, gateMatrix : "none", "bma" (g^j on each value, from that position's own query) or "bma-query" (g on the output)
 // sink             : its logit s, or null for none
@@ -48,7 +48,7 @@ function attend({ query, keys, values, queries, metric, temperature, gate, gateM
     freeEnergy: -temperature * logPartition,
     entropy,
     effectiveNumber: Math.exp(entropy),
-    kept, // what the sink leaves to the keys
+    kept, // the total weight of the keys after the sink
     gates,
     queryGate,
     gatedValues,

@@ -1,10 +1,10 @@
 "use strict";
-// What the parts of the page share: elements of SVG, numbers as text, points that are dragged or moved by keys.
+// Shared by the parts of the page: SVG elements, numbers as text, points that are dragged or moved by keys.
 
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
 
-// An element of SVG with its attributes, added to its parent.
+// Add an SVG element with attributes to its parent.
 function draw(parent, name, attributes = {}, text = null) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -13,7 +13,7 @@ function draw(parent, name, attributes = {}, text = null) {
   return element;
 }
 
-// A typographic minus, and no -0.00.
+// A number as text, with a typographic minus and without -0.00.
 function shown(number, digits = 2) {
   const text = Math.abs(number).toFixed(digits);
   return number < 0 && Number(text) !== 0 ? `−${text}` : text;
@@ -32,8 +32,8 @@ function onArrowKeys(element, move) {
   });
 }
 
-// Call `move(x, y, dx, dy)` while the element is dragged: where the pointer is, in the coordinates of the SVG, and how
-// far it came in pixels.
+// Call `move(x, y, dx, dy)` while the element is dragged, with the pointer's position in SVG coordinates and its
+// movement in pixels.
 function onDrag(element, move) {
   const svg = element.ownerSVGElement ?? element;
   element.addEventListener("pointerdown", (event) => {
@@ -56,7 +56,7 @@ function onDrag(element, move) {
 
 const clamp = (number, low, high) => Math.min(high, Math.max(low, number));
 
-// The numbers of a matrix whose inputs have ids such as `metric_01`; what is no number counts as 0.
+// The numbers of a matrix whose inputs have ids such as `metric_01`; anything else than a number counts as 0.
 const readMatrix = (name, rows, columns) =>
   Array.from({ length: rows }, (_, a) => Array.from({ length: columns }, (_, b) => byId(`${name}_${a}${b}`).valueAsNumber || 0));
 

@@ -1,8 +1,8 @@
 "use strict";
-// The surface that one head of attention makes of two coordinates, and its Gaussian curvature. Pure functions.
+// The surface of one attention head's outputs over two coordinates, and its Gaussian curvature. Pure functions.
 //
-// A jet is a number that depends on two coordinates u and v, with its first and second derivatives there:
-// [f, f_u, f_v, f_uu, f_uv, f_vv]. Sums, products and functions of jets are exact, so no step size enters anywhere.
+// A jet is a function of two coordinates u and v at a point, with its first and second derivatives:
+// [f, f_u, f_v, f_uu, f_uv, f_vv]. Sums, products and functions of jets are exact, without a step size.
 
 const constantJet = (number) => [number, 0, 0, 0, 0, 0];
 const addJets = (f, g) => f.map((number, place) => number + g[place]);
@@ -18,7 +18,7 @@ const multiplyJets = ([f, fu, fv, fuu, fuv, fvv], [g, gu, gv, guu, guv, gvv]) =>
   fvv * g + 2 * fv * gv + f * gvv,
 ];
 
-// A function of a jet, from its value and its first two derivatives there.
+// A function of a jet, from the function's value and first two derivatives.
 const applyToJet = ([, fu, fv, fuu, fuv, fvv], value, first, second) => [
   value,
   first * fu,
@@ -40,8 +40,8 @@ const jetsTimes = (jets, matrix) => matrix[0].map((_, b) => sumJets(jets.map((je
 
 // The query and the weights of the head as jets.
 //
-// weight chart : u and v are the weights of the first two of three keys, the third has the rest; the query stays
-// query chart  : u and v move the query along its first two components; the keys stay
+// weight chart : u and v are the weights of the first two of three keys, the third has the rest; the query is fixed
+// query chart  : u and v move the query along its first two components; the keys are fixed
 function moveHead({ chart, query, keys }, u, v) {
   const [first, second] = [[u, 1, 0, 0, 0, 0], [v, 0, 1, 0, 0, 0]];
   if (chart === "weight") {
@@ -72,7 +72,7 @@ function surfaceJets(head, { reads, matrix, strength }, u, v) {
 const cross = ([a, b, c], [x, y, z]) => [b * z - c * y, c * x - a * z, a * y - b * x];
 
 // Gauss: K = (L N − M²) / (E G − F²), the determinants of the second and the first fundamental form. Three features.
-// A point where the surface has no tangent plane has no curvature: nan.
+// nan at a point where the surface has no tangent plane.
 function gaussianCurvature(jets) {
   const [, fu, fv, fuu, fuv, fvv] = jets[0].map((_, place) => jets.map((jet) => jet[place]));
   const normal = cross(fu, fv);

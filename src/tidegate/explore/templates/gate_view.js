@@ -1,18 +1,18 @@
 "use strict";
-// Part 3: a gate that is chosen field by field, drawn in its layer.
+// Part 3: a gate chosen field by field, drawn in its layer.
 (() => {
   const table = JSON.parse(byId("gate_table").textContent);
   const refusals = listRefusals(table);
   const FIELDS = [...Object.keys(table.choices), ...Object.keys(table.numbers)];
   const SIZES = ["d_model", "num_heads", "num_kv_heads", "head_dim"];
 
-  // Where tensors stand in the diagram, and where a gate acts on them.
+  // Positions of the tensors in the diagram, and of a gate that acts on them.
   const RIGHT = 340;
   const TENSORS = { input: [150, 22], query: [60, 122], key: [150, 122], value: [240, 122], output: [150, 292], dense: [150, 452] };
   const SITES = { query: [60, 182], key: [150, 182], value: [240, 182], output: [150, 330], dense: [150, 412] };
   const LETTERS = { input: "X", query: "Q", key: "K", value: "V", output: "O", dense: "Y" };
   const MARKS = { multiply: "×", add: "+", replace: "=" };
-  // From what is read to the lane on the right.
+  // Wires from the tensor that is read to the lane on the right.
   const LEAVES = {
     input: "M164 22H340",
     query: "M60 136V150H340",
@@ -74,17 +74,17 @@
   }
 
   const PHRASES = {
-    op: { multiply: ["Multiplies", "by"], add: ["Adds to", ""], replace: ["Replaces", "by"] },
+    op: { multiply: ["Multiplies", "by"], add: ["Adds to", ""], replace: ["Replaces", "with"] },
     site: {
       output: "each head's attention output", value: "the value of each attended position", key: "the key of each attended position",
       query: "the query", dense: "the result of the output projection",
     },
-    grain: { element: "one number for each feature", head: "one number for each head" },
+    grain: { element: "one value per feature", head: "one value per head" },
     share: { head: "", group: " Heads of one key/value group share a matrix.", layer: " All heads share one matrix." },
   };
   function reading(gate) {
-    if (gate.reads === "nothing") return "which is trained and reads nothing";
-    if (gate.reads === "partition") return "computed from the logarithm of the head's partition function: a sink in the softmax";
+    if (gate.reads === "nothing") return "a trained constant";
+    if (gate.reads === "partition") return "computed from the log partition function of the head (a sink in the softmax)";
     const whose = { input: "the layer's input", query: "query", value: "value", output: "attention output" }[gate.reads];
     const own = gate.reads === "input" ? whose : onSource(gate) ? `that position's own ${whose}` : gate.site === "dense" ? "all heads' attention output" : `the head's own ${whose}`;
     return `computed from ${own}`;
@@ -92,8 +92,8 @@
   function describe(gate) {
     const [verb, by] = PHRASES.op[gate.op];
     const target = PHRASES.site[gate.site];
-    if (gate.op === "replace") return `${verb} ${target} by its ${gate.activation}: a function without parameters.`;
-    const where = needsSelfAttention(gate) ? " Works in self-attention only." : "";
+    if (gate.op === "replace") return `${verb} ${target} with its ${gate.activation}, a function without parameters.`;
+    const where = needsSelfAttention(gate) ? " Works only in self-attention." : "";
     return `${verb} ${target}${by ? ` ${by}` : ""} ${PHRASES.grain[gate.grain]}, ${reading(gate)}.${PHRASES.share[gate.share]}${where}`;
   }
 
@@ -130,18 +130,18 @@
   const chosenSizes = () =>
     Object.fromEntries(SIZES.map((name) => [name, byId(name).value === "" && name === "head_dim" ? null : byId(name).valueAsNumber]));
 
-  // Mark the options that would be refused beside the others as they are; not what is chosen, whose reason is told.
+  // Mark the options that are invalid with the other choices, except the chosen one, whose reason is shown.
   function markOptions(gate) {
     for (const name of FIELDS) {
       for (const option of byId(`gate_${name}`).options) {
         const value = name in table.choices ? option.value : option.value === "" ? null : Number(option.value);
         const refused = value !== gate[name] && refusalOf(table, refusals, { ...gate, [name]: value }) !== "";
-        option.textContent = option.dataset.text + (refused ? " ✕ refused" : "");
+        option.textContent = option.dataset.text + (refused ? " ✕ invalid" : "");
       }
     }
   }
 
-  const percent = (share) => (share === 0 ? "0 %" : share < 0.0001 ? "under 0.01 %" : `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`);
+  const percent = (share) => (share === 0 ? "0 %" : share < 0.0001 ? "< 0.01 %" : `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`);
   const grouped = (number) => number.toLocaleString("en-US");
 
   function showCost(gate, shape, shapes) {
@@ -205,7 +205,7 @@
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = "Copied";
     } catch {
-      // Where the clipboard is not to be had, the text is selected for the reader to copy.
+      // Without access to the clipboard, select the text for the reader to copy.
       getSelection().selectAllChildren(code);
       button.textContent = "Selected";
     }

@@ -1,13 +1,13 @@
 "use strict";
-// A gate's spelling, parameters, cost and code, as tidegate.Gate and the layers have them. Pure functions.
+// A gate's spelling, parameters, cost and code, as in tidegate.Gate and the layers. Pure functions.
 //
-// A gate is { site, reads, grain, share, op, activation, rank, width, bias }; a number that is left out is null. What is
-// refused comes from the table that Python made by asking Gate for every combination.
+// A gate is { site, reads, grain, share, op, activation, rank, width, bias }; an omitted number is null. Python writes
+// the table of invalid combinations, by calling Gate with each.
 
-// Each combination's place in `reasons`, or -1.
+// The index in `reasons` of each combination, or -1 if it is valid.
 const listRefusals = ({ refusals }) => refusals.flatMap(([reason, count]) => Array(count).fill(reason));
 
-// Why the gate is refused; empty if it is not. `list` is what listRefusals gave.
+// The reason why a gate is invalid; empty if it is valid. `list` is the result of listRefusals.
 function refusalOf(table, list, gate) {
   let place = 0;
   for (const [name, choices] of Object.entries(table.choices)) place = place * choices.length + choices.indexOf(gate[name]);
@@ -15,7 +15,7 @@ function refusalOf(table, list, gate) {
   return list[place] < 0 ? "" : table.reasons[list[place]];
 }
 
-// What differs from the defaults, after site:reads.
+// The site, reads, and all fields that differ from their defaults.
 function spellGate(gate) {
   const parts = [gate.site, gate.reads];
   if (gate.grain !== "element") parts.push(gate.grain);
@@ -24,7 +24,7 @@ function spellGate(gate) {
   if (gate.op !== "multiply") parts.push(gate.op);
   if (gate.rank !== null) parts.push(`r${gate.rank}`);
   if (gate.width !== null) parts.push(`w${gate.width}`);
-  // A gate that reads nothing is its bias, which starts at 0 unless it is given.
+  // A gate that reads nothing has a bias, which starts at 0 by default.
   if (gate.bias !== null && !(gate.reads === "nothing" && gate.bias === 0)) parts.push(`b${gate.bias}`);
   return parts.join(":");
 }
@@ -35,7 +35,7 @@ const hasMatrix = (gate) => !["partition", "nothing"].includes(gate.reads) && ga
 const hasBias = (gate) => gate.bias !== null || gate.reads === "nothing";
 const needsSelfAttention = (gate) => (onSource(gate) ? gate.reads === "query" : gate.reads === "value");
 
-// The sizes of a layer, with the head width filled in, or why they do not fit.
+// The sizes of a layer, with the default head width, or the reason why they are invalid.
 function headShape({ d_model, num_heads, num_kv_heads, head_dim }) {
   const named = { d_model, num_heads, num_kv_heads, ...(head_dim === null ? {} : { head_dim }) };
   for (const [name, size] of Object.entries(named)) {
@@ -71,7 +71,7 @@ function fullReadWidth(gate, { d_model, num_heads, num_kv_heads, head_dim }) {
 
 const gatedWidth = (gate, shape) => (gate.grain === "head" ? 1 : gate.site === "dense" ? shape.d_model : shape.head_dim);
 
-// The shape of each parameter by name, heads first, or why the width does not fit.
+// The shape of each parameter by name, heads first, or the reason why the width is invalid.
 function parameterShapes(gate, shape) {
   const full = fullReadWidth(gate, shape);
   if (gate.width !== null && gate.width > full) {
@@ -91,8 +91,8 @@ function parameterShapes(gate, shape) {
 const sizeOf = (shape) => shape.reduce((product, size) => product * size, 1);
 const numParameters = (shapes) => sum(Object.values(shapes).map(sizeOf));
 
-// Multiplications and additions of one position's matrix products: of the layer without the gate when it attends to
-// `numKeys` positions, and of the gate. Heads that share a matrix each use it, unless they read the same input.
+// Multiplications and additions in the matrix products of one position, for the layer without the gate with `numKeys`
+// keys, and for the gate. A shared matrix counts once per head, unless all heads read the same input.
 const projectionSize = ({ d_model, num_heads, num_kv_heads, head_dim }) => 2 * d_model * head_dim * (num_heads + num_kv_heads);
 const layerFlops = (shape, numKeys) => 2 * projectionSize(shape) + 4 * shape.num_heads * shape.head_dim * numKeys;
 function gateFlops(gate, shape, { bias, ...matrices }) {
@@ -100,7 +100,7 @@ function gateFlops(gate, shape, { bias, ...matrices }) {
   return 2 * times * numParameters(matrices);
 }
 
-// Code to paste.
+// Example code.
 function codeFor(spelled, { d_model, num_heads, num_kv_heads, head_dim }, framework) {
   const more =
     (num_kv_heads === num_heads ? "" : `, num_kv_heads=${num_kv_heads}`) +

@@ -1,5 +1,5 @@
 "use strict";
-// Part 1: the planes of keys and of values, the numbers beside them, and what moves them.
+// Part 1: the planes of keys and of values, the numbers beside them, and the controls.
 (() => {
   const START = {
     query: [1.1, 0.7],
@@ -15,7 +15,7 @@
   const NUM_KEYS = START.keys.length;
   const state = structuredClone(START);
   const planes = { keys: byId("key_plane"), values: byId("value_plane") };
-  const colour = (j) => `var(--group-${j})`;
+  const color = (j) => `var(--group-${j})`;
   const position = ([x, y]) => `translate(${x} ${-y})`;
 
   function drawAxes(svg, names) {
@@ -39,7 +39,7 @@
       update();
     };
     onDrag(group, (x, y) => place(x, -y));
-    // A finger on a point drags it; elsewhere in the plane it scrolls the page. `touch-action` is not heeded inside SVG.
+    // A finger on a point drags it; elsewhere in the plane it scrolls the page. Browsers ignore `touch-action` inside SVG.
     group.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
     onArrowKeys(group, (right, up, larger) => {
       const step = larger ? 0.25 : 0.05;
@@ -68,22 +68,22 @@
 
   drawAxes(planes.keys, ["a=1", "a=2"]);
   drawAxes(planes.values, ["a=1", "a=2"]);
-  const rays = state.keys.map((_, j) => draw(planes.keys, "path", { class: "ray", stroke: colour(j) }));
-  const discs = state.keys.map((_, j) => draw(planes.keys, "circle", { class: "disc", fill: colour(j) }));
-  const ties = state.queries.map((_, j) => draw(planes.keys, "path", { class: "tie", stroke: colour(j) }));
-  const rawArrows = state.values.map((_, j) => arrow(planes.values, { class: "arrow raw", stroke: colour(j) }));
-  const valueArrows = state.values.map((_, j) => arrow(planes.values, { stroke: colour(j) }));
+  const rays = state.keys.map((_, j) => draw(planes.keys, "path", { class: "ray", stroke: color(j) }));
+  const discs = state.keys.map((_, j) => draw(planes.keys, "circle", { class: "disc", fill: color(j) }));
+  const ties = state.queries.map((_, j) => draw(planes.keys, "path", { class: "tie", stroke: color(j) }));
+  const rawArrows = state.values.map((_, j) => arrow(planes.values, { class: "arrow raw", stroke: color(j) }));
+  const valueArrows = state.values.map((_, j) => arrow(planes.values, { stroke: color(j) }));
   const ungatedArrow = arrow(planes.values, { class: "arrow ungated" });
   const outputArrow = arrow(planes.values, { class: "arrow output" });
   const outputName = draw(planes.values, "text", { class: "name output" }, "Y");
 
-  const queryHandle = handle(planes.keys, "Query of the position that attends", state.query, "query");
+  const queryHandle = handle(planes.keys, "Query of the attending position", state.query, "query");
   draw(queryHandle.group, "rect", { class: "mark", x: -0.12, y: -0.12, width: 0.24, height: 0.24, transform: "rotate(45)" });
   draw(queryHandle.group, "text", { class: "name", x: 0.2, y: -0.16 }, "Q");
   const dots = (svg, what, vectors, radius, letter) =>
     vectors.map((vector, j) => {
       const made = handle(svg, `${what} ${j + 1}`, vector, "dot");
-      made.group.style.setProperty("--colour", colour(j));
+      made.group.style.setProperty("--color", color(j));
       draw(made.group, "circle", { class: "mark", r: radius });
       draw(made.group, "text", { class: "name", x: 0.14, y: -0.12 }, `${letter}${j + 1}`);
       return made;
@@ -98,7 +98,7 @@
     const row = byId("key_rows").insertRow();
     const head = document.createElement("th");
     head.scope = "row";
-    head.innerHTML = `<span class="swatch" style="background:${colour(j)}"></span>${j + 1}`;
+    head.innerHTML = `<span class="swatch" style="background:${color(j)}"></span>${j + 1}`;
     row.append(head);
     return { cells: Array.from({ length: 4 }, () => row.insertCell()), row };
   });
@@ -174,7 +174,7 @@
     pointArrow(ungatedArrow, changed ? found.ungated : [0, 0]);
     pointArrow(outputArrow, found.output);
     const length = Math.hypot(...found.output) || 1;
-    // Beside the tip, out of the way of the arrow without the gate.
+    // Beside the tip, away from the arrow without the gate.
     const beside = [(0.1 * found.output[0] - 0.2 * found.output[1]) / length, (0.1 * found.output[1] + 0.2 * found.output[0]) / length];
     outputName.setAttribute("x", found.output[0] + beside[0]);
     outputName.setAttribute("y", -(found.output[1] + beside[1]) + 0.07);

@@ -1,5 +1,5 @@
 "use strict";
-// Part 2: the surface, turned by pointer and keys, bent by the strength of the gate, coloured by its curvature.
+// Part 2: the surface, rotated by pointer and keys, curved by the strength of the gate, colored by its curvature.
 (() => {
   const UNIT = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
   const weightHead = { chart: "weight", query: [0.6, -0.4, 0.8], keys: UNIT, values: UNIT };
@@ -10,7 +10,7 @@
     values: [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.9, 0.9, 0.9]],
   };
   const scaled = (matrix, factor) => matrix.map((row) => row.map((number) => number * factor));
-  // What the page offers; the page's text says what each is.
+  // The options of the page, which describes each.
   const CASES = {
     dome: { head: weightHead, reads: "output", matrix: scaled(UNIT, -0.34) },
     saddle: { head: weightHead, reads: "output", matrix: [[0, 1.2, 0], [1.2, 0, 0], [0, 0, 0]] },
@@ -62,16 +62,16 @@
   const sorted = (numbers) => [...numbers].sort((left, right) => left - right);
   const quantile = (numbers, share) => numbers[Math.round(share * (numbers.length - 1))];
 
-  // The colours reach as far as nine in ten of the curvatures at full strength, and stay when the strength changes.
+  // The color scale covers 90 % of the curvatures at zero and full strength, and is the same at every strength.
   function frameOf(chosen, points) {
     const [flat, bent] = [0, STRONGEST].map((strength) => compute(chosen, points, strength));
     const sizes = sorted([...flat.curvatures, ...bent.curvatures].map(Math.abs));
     const places = [...flat.places, ...bent.places];
-    const centre = [0, 1, 2].map((a) => mean(places.map((place) => place[a])));
-    const distance = (place) => Math.hypot(...place.map((x, a) => x - centre[a]));
+    const center = [0, 1, 2].map((a) => mean(places.map((place) => place[a])));
+    const distance = (place) => Math.hypot(...place.map((x, a) => x - center[a]));
     const reach = Math.max(...[...places, ...UNIT, [0, 0, 0]].map(distance));
     const limit = quantile(sizes, 0.9);
-    return { flat, centre, reach, limit: limit > 1e-9 ? Number(limit.toPrecision(1)) : 1 };
+    return { flat, center, reach, limit: limit > 1e-9 ? Number(limit.toPrecision(1)) : 1 };
   }
 
   const svg = byId("surface_picture");
@@ -93,10 +93,10 @@
   const fillOf = (curvature, limit) => fills[Math.round(clamp(curvature / limit, -1, 1) * LEVELS) + LEVELS] ?? "var(--soft)";
 
   // From the space of outputs to the picture: across, down, and towards the viewer.
-  function projection({ centre, reach }) {
+  function projection({ center, reach }) {
     const [ct, st, cp, sp] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
     return (place) => {
-      const [x, y, z] = place.map((number, a) => (number - centre[a]) / reach);
+      const [x, y, z] = place.map((number, a) => (number - center[a]) / reach);
       const towards = x * ct + y * st;
       return [y * ct - x * st, towards * sp - z * cp, towards * cp + z * sp];
     };
@@ -115,7 +115,7 @@
   const pathThrough = (project, places, corners) =>
     `M${corners.map((corner) => project(places[corner]).slice(0, 2).join(" ")).join("L")}Z`;
 
-  // Between 0 for a face that looks into the light and 1 for one that it only grazes.
+  // From 0 for a face towards the light to 1 for a face parallel to it.
   function shadeOf([first, second, third]) {
     const normal = cross(second.map((x, a) => x - first[a]), third.map((x, a) => x - first[a]));
     const [x, y, z] = normal.map((number) => number / (Math.hypot(...normal) || 1));
@@ -137,7 +137,7 @@
       const polygon = faceGroup.children[k];
       polygon.setAttribute("points", face.map((corner) => seen[corner].slice(0, 2).join(",")).join(" "));
       const shade = Math.round(SHADES * shadeOf(face.map((corner) => seen[corner])));
-      polygon.style.fill = `color-mix(in oklab, ${current.colours[place]}, var(--shade) ${5 * shade}%)`;
+      polygon.style.fill = `color-mix(in oklab, ${current.colors[place]}, var(--shade) ${5 * shade}%)`;
     });
   }
 
@@ -151,16 +151,16 @@
     byId("median_curvature").textContent = flat ? "0" : shown(middle, 3);
     byId("highest_curvature").textContent = flat ? "0" : shown(high, 3);
     const say = flat ? "Flat: K = 0 everywhere." : low >= 0 ? "Curved like a dome: K > 0." : high <= 0 ? "Curved like a saddle: K < 0." : "Curved, with both signs of K.";
-    // Only a change is read aloud.
+    // Screen readers announce only changes.
     if (byId("surface_verdict").textContent !== say) byId("surface_verdict").textContent = say;
-    svg.setAttribute("aria-label", `Surface of the outputs at gate strength ${shown(strength)}. ${say} Arrow keys turn it.`);
+    svg.setAttribute("aria-label", `Surface of the outputs at gate strength ${shown(strength)}. ${say} Arrow keys rotate it.`);
   }
 
   function update() {
     const strength = byId("strength").valueAsNumber;
     current.found = compute(current.chosen, current.points, strength);
     const { curvatures } = current.found;
-    current.colours = current.faces.map((face) => fillOf(mean(face.map((corner) => curvatures[corner])), current.frame.limit));
+    current.colors = current.faces.map((face) => fillOf(mean(face.map((corner) => curvatures[corner])), current.frame.limit));
     showNumbers(strength);
     paint();
   }
@@ -177,7 +177,7 @@
     update();
   }
 
-  // From flat to full strength in two seconds; at once for those who want no motion.
+  // From zero to full strength in two seconds, or at once with reduced motion.
   let playing = 0;
   function play() {
     cancelAnimationFrame(playing);

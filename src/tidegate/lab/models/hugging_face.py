@@ -114,7 +114,7 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
 def declares_gates(folder: Path) -> bool:
     """Return whether the configuration in a folder, or the name of its weights, declares gates."""
     from tidegate.torch.retrofit.folder import weights_variant
-    from tidegate.torch.retrofit.record import RECORD_NAME
+    from tidegate.torch.retrofit.install import RECORD_NAME
 
     return weights_variant(folder) is not None or bool(_read_config(folder).get(RECORD_NAME))
 

@@ -1,12 +1,13 @@
 """Check which gates a model and its layers support."""
 
-# A module that stands in several places: `named_children` gives only the first.
+# `named_children` yields a module that has several places only once.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,10 +52,10 @@ def require_model(model: PreTrainedModel) -> None:
 
 
 def require_whole_weights(model: PreTrainedModel, hint: str) -> None:
-    """Raise InputError if weights are sharded, as by fully_shard."""
-    # Sharded weights exist only after this import, which takes a tenth of a second.
+    """Raise InputError if weights are sharded, as by fully_shard or FullyShardedDataParallel."""
+    # DTensors exist only after this import, which takes a tenth of a second. FullyShardedDataParallel marks weights.
     sharded: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    if any(isinstance(weight, sharded) for weight in model.parameters()):
+    if any(isinstance(weight, sharded) or hasattr(weight, "_fsdp_flattened") for weight in model.parameters()):
         raise InputError("model", expected="one whose weights are not sharded", got=type(model).__name__, hint=hint)
 
 
@@ -67,8 +68,8 @@ def explain_failure(model: PreTrainedModel, error: Exception) -> InputError:
     if shared := next((paths for paths in places.values() if len(paths) > 1), None):
         return cannot_gate(
             model,
-            f"one module is {' and '.join(shared)}, so that both write to one place in the cache and a small synthetic "
-            f"input fails ({error}); give each place a copy with a `layer_idx` of its own",
+            f"one module is {' and '.join(shared)}, so that both write to the same place in the cache and a small "
+            f"synthetic input fails ({error}); give each place a copy with its own `layer_idx`",
         )
     return cannot_gate(model, f"a small synthetic input fails: {error}")
 
@@ -91,7 +92,7 @@ def require_fitting(model: PreTrainedModel, layers: Sequence[AttentionLayout], g
     for layer in layers:
         if GATES_NAME in dict(layer.module.named_children()):
             raise cannot_gate(
-                model, f"the module {layer.name} has a child {GATES_NAME!r} already; call remove_gates(model) first"
+                model, f"the module {layer.name} already has a child {GATES_NAME!r}; call remove_gates(model) first"
             )
         for gate in gates:
             if (reason := next(_obstacles(model, layer, gate), None)) is not None:
@@ -102,8 +103,8 @@ def _obstacles(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> It
     """Yield the reasons why a gate does not fit; each assumes that those before do not hold."""
     if layer.cross and gate.needs_self_attention:
         yield f"attention goes to something else than the input, and a key's position has no {gate.reads}"
-    yield from _missing_parts(layer, gate)
-    yield from _conflicts(layer, gate)
+    yield from _missing_parts(layer, gate.site, gate.reads)
+    yield from _conflicts({**layer.parts}, gate.site, gate.reads)
     hooked: dict[str, Slot | None] = {kind: part.slot for kind, part in layer.parts.items()}
     hooked |= {"dense": layer.output} | ({} if layer.in_function else {"output": layer.output})
     for slot in (hooked.get(gate.site), hooked.get(gate.reads)):
@@ -112,17 +113,15 @@ def _obstacles(model: PreTrainedModel, layer: AttentionLayout, gate: Gate) -> It
             yield f"one module is {' and '.join(places)}; give each place a copy of its own"
 
 
-def _missing_parts(layer: AttentionLayout, gate: Gate) -> Iterator[str]:
+def _missing_parts(layer: AttentionLayout, site: str, reads: str) -> Iterator[str]:
     parts: dict[str, Part] = {**layer.parts}
-    site, reads = gate.site, gate.reads
     for needed in (site, reads):
         if needed in ("query", "key", "value") and needed not in parts:
             yield f"no single projection gives the {needed} with columns for each head, as wide as the heads' outputs"
         if needed == site in parts and parts[site].spans_cache and reads not in ("nothing", site):
-            article = "an" if reads == "input" else "a"
             yield (
                 f"the {site} is recomputed from the cache for all its positions, and only the current one has "
-                f"{article} {reads} to read"
+                f"{'an' if reads == 'input' else 'a'} {reads} to read"
             )
     if site == "dense" and layer.output is None:
         yield "no projection takes the attention output unchanged"
@@ -133,22 +132,18 @@ def _missing_parts(layer: AttentionLayout, gate: Gate) -> Iterator[str]:
         )
 
 
-def _conflicts(layer: AttentionLayout, gate: Gate) -> Iterator[str]:
-    parts: dict[str, Part] = {**layer.parts}
-    own, other = parts.get(gate.site), parts.get(gate.reads)
+def _conflicts(parts: dict[str, Part], site: str, reads: str) -> Iterator[str]:
+    own, other = parts.get(site), parts.get(reads)
     if own is None:
         if other is not None and other.spans_cache:
-            yield f"the {gate.reads} is recomputed for all positions of the cache, and not only for the current one"
+            yield f"the {reads} is recomputed for all positions of the cache, not only for the current one"
         return
-    if twin := next((kind for kind, part in parts.items() if kind != gate.site and _overlap(own, part)), None):
-        yield f"the {gate.site} and the {twin} are the same numbers, and a gate on one would act on both"
+    columns = set(chain(*own.columns.heads()))
+    for kind, part in parts.items():
+        if kind != site and part.slot == own.slot and not columns.isdisjoint(chain(*part.columns.heads())):
+            yield f"the {site} and the {kind} are the same numbers, and a gate on one would act on both"
     if other is not None and own.order < other.order:
-        yield f"the {gate.site} is projected before the {gate.reads} is there to read"
-
-
-def _overlap(ours: Part, theirs: Part) -> bool:
-    columns = ({column for head in part.columns.heads() for column in head} for part in (ours, theirs))
-    return ours.slot == theirs.slot and not set.isdisjoint(*columns)
+        yield f"the {site} is projected before the {reads}, which cannot be read yet"
 
 
 def find_places(model: nn.Module, matches: Callable[[nn.Module], bool]) -> list[str]:

@@ -1,6 +1,6 @@
 """Convert models with gates at the attention output to architectures of transformers that have such gates.
 
-Qwen3-Next keeps the gate in the query's projection; Step-3.7 and Laguna keep it as `g_proj`.
+In Qwen3-Next the gate is part of the query's projection; in Step-3.7 and Laguna it is `g_proj`.
 
 Legend: M model width, H query heads, D head width, R channels that a gate reads, W numbers per head, 1 or D.
 """
@@ -39,30 +39,26 @@ _SHARED_OPTIONS = (
     *("tie_word_embeddings", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
 )
 """Options of Qwen3's configuration that all targets have."""
-_VISION = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
+_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16} | {
     "image_size": 28,
     "patch_size": 14,
 }
 """The smallest vision tower that Step-3.7 can be built with."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Target:
     """An architecture of transformers whose attention has a gate at the output that reads the input."""
 
     name: str
-    architecture: str
-    """Prefix of its class names; older releases of transformers lack them."""
-    head: str
-    """Suffix of the name of its model class."""
+    class_name: str
+    """Prefix of the names of its classes, which older releases of transformers lack."""
     activations: Mapping[Activation, tuple[float, float]]
     """Factors a and b of activations that are b times the architecture's own activation of `a z`."""
     value_at_zero: float
     """The value of its gate at a logit of 0."""
+    head: str = "ForCausalLM"
+    """Suffix of the name of its model class."""
     by_channel: bool = True
     """Whether a gate may have one value per channel."""
     fused: bool = False
@@ -75,32 +71,11 @@ class _Target:
 
 
 _SIGMOIDS: dict[Activation, tuple[float, float]] = {"sigmoid": (1, 1), "twosigmoid": (1, 2), "tanh1": (2, 2)}
-_QWEN3_NEXT = _Target(
-    name="Qwen3-Next",
-    architecture="Qwen3Next",
-    head="ForCausalLM",
-    activations=_SIGMOIDS,
-    value_at_zero=0.5,
-    fused=True,
-    windows=False,
-)
+_QWEN3_NEXT = _Target("Qwen3-Next", "Qwen3Next", _SIGMOIDS, 0.5, fused=True, windows=False)
 _STEP = _Target(
-    name="Step-3.7",
-    architecture="Step3p7",
-    head="ForConditionalGeneration",
-    activations=_SIGMOIDS,
-    value_at_zero=0.5,
-    by_channel=False,
-    prefix="model.language_model.",
+    "Step-3.7", "Step3p7", _SIGMOIDS, 0.5, "ForConditionalGeneration", by_channel=False, prefix="model.language_model."
 )
-_LAGUNA = _Target(
-    name="Laguna",
-    architecture="Laguna",
-    head="ForCausalLM",
-    activations={"softplus": (1, 1)},
-    value_at_zero=math.log(2),
-    shifted_norms=False,
-)
+_LAGUNA = _Target("Laguna", "Laguna", {"softplus": (1, 1)}, math.log(2), shifted_norms=False)
 
 
 def export_gated(
@@ -108,8 +83,8 @@ def export_gated(
 ) -> Qwen3NextForCausalLM | Step3p7ForConditionalGeneration | LagunaForCausalLM:
     """Convert a gated model to the first architecture of transformers that can express its gates.
 
-    Qwen3-Next takes all sigmoid gates in models without windows, Step-3.7 those with one value per head, with windows,
-    and Laguna softplus gates. A probe compares the outputs with those of the model.
+    Qwen3-Next supports all sigmoid gates but no windows, Step-3.7 sigmoid gates with one value per head, and Laguna
+    softplus gates. A probe compares the outputs with those of the model.
 
     Raises:
         InputError: If none fits; the hint gives the reasons.
@@ -137,7 +112,7 @@ def to_step3p7(model: PreTrainedModel) -> Step3p7ForConditionalGeneration:
     """Convert a causal language model built like Qwen3, with sigmoid gates of one value per head, to Step-3.7.
 
     Windows are kept. Step-3.7 also takes images: its vision tower is the smallest possible, untrained, and not used for
-    text. A warning says that `AutoModelForImageTextToText` loads it from a directory, and `AutoModelForCausalLM` fails.
+    text. A warning says to load it from a directory with `AutoModelForImageTextToText`.
 
     Raises:
         InputError: If the model or its gates are built differently, or outputs differ.
@@ -170,8 +145,8 @@ def to_qwen3_next_attention(module: nn.Module) -> dict[str, Tensor]:
     `head`, with a rank, a width or shared matrices are expanded. A layer without a gate gets a constant one.
 
     Args:
-        module: An attention module, or a model of them, with `q_proj`, `k_proj`, `v_proj`, `o_proj` and, by head,
-            `q_norm` and `k_norm`, as Qwen3 has; and with a gate at the output that reads the input.
+        module: An attention module like that of Qwen3, or a model of them, with a gate at the output that reads the
+            input. It has `q_proj`, `k_proj`, `v_proj`, `o_proj` and, by head, `q_norm` and `k_norm`.
 
     Returns:
         New tensors; for a model their names start with the paths of its attention modules.
@@ -200,10 +175,10 @@ def _export(model: PreTrainedModel, target: _Target) -> Any:
     for name, tensor in state.items():
         if target.shifted_norms and name.endswith("norm.weight"):
             state[name] = (widen(tensor) - 1).to(tensor.dtype)
-    # Parts beside the language model, such as a vision tower, keep their own weights.
-    beside = exported.state_dict()
     state = {name.replace("model.", target.prefix, 1): tensor for name, tensor in (state | attention).items()}
-    state |= {name: beside[name] for name in beside if not name.startswith((target.prefix, "lm_head."))}
+    # Other parts than the language model, such as a vision tower, keep their initial weights.
+    others = exported.state_dict().items()
+    state |= {name: tensor for name, tensor in others if not name.startswith((target.prefix, "lm_head."))}
     try:
         exported.load_state_dict(state)
     except RuntimeError as error:
@@ -219,12 +194,12 @@ def _export(model: PreTrainedModel, target: _Target) -> Any:
 
 def _build(model: PreTrainedModel, target: _Target, *, bias: bool, by_head: bool) -> Any:
     """Build an untrained model of the target with the sizes, dtype and device of this one."""
-    if not hasattr(transformers, f"{target.architecture}Config"):
+    if not hasattr(transformers, f"{target.class_name}Config"):
         reason = f"transformers {transformers.__version__} has no {target.name}; install a newer release."
         raise _not_exportable(model, reason, target)
     options = _config_options(target, model.config, bias=bias, by_head=by_head)
-    config = getattr(transformers, f"{target.architecture}Config")(**options)
-    exported = getattr(transformers, f"{target.architecture}{target.head}")(config)
+    config = getattr(transformers, f"{target.class_name}Config")(**options)
+    exported = getattr(transformers, f"{target.class_name}{target.head}")(config)
     exported = exported.to(device=model.device, dtype=model.dtype)
     exported.set_attn_implementation(stock_implementation(implementation_in(model)))
     return exported
@@ -267,7 +242,7 @@ def _attention_states(
 def _attention_state(
     attention: nn.Module, layer: GatedLayer | None, target: _Target, *, by_head: bool
 ) -> dict[str, Tensor]:
-    """Return the weights of an attention module that differ in the target; without a layer the gate is constant."""
+    """Return the weights of an attention module that differ in the target; a missing layer gives a constant gate."""
     state = {name: tensor for name, tensor in attention.state_dict().items() if not name.startswith(f"{GATES_NAME}.")}
     if missing := [name for name in ("q_norm", "k_norm", *PROJECTIONS) if f"{name}.weight" not in state]:
         got, hint = type(attention).__name__, f"It has no {', '.join(missing)}."
@@ -295,7 +270,7 @@ def _attention_state(
 
 
 def _written_gate(layer: GatedLayer, target: _Target) -> tuple[Tensor, Tensor | None, float]:
-    """Express the gate as a factor times the target's gate: return matrices (H, M, W), bias (H, W) and the factor.
+    """Return matrices (H, M, W), a bias (H, W) and a factor, so that the gate is the factor times the target's gate.
 
     Low-rank factors are multiplied, shared matrices repeated, and channels that are not read get zeros.
     """
@@ -310,15 +285,10 @@ def _written_gate(layer: GatedLayer, target: _Target) -> tuple[Tensor, Tensor | 
         and (target.by_channel or gate.grain == "head")
         and (target.fused or gate.bias is None)
     ):
-        shape = "" if target.by_channel else " with one value per head"
-        shape += "" if target.fused else " without a bias"
-        activations = " or ".join(target.activations)
-        raise InputError(
-            "gates",
-            expected=f"one gate like 'g1'{shape}, of activation {activations}, for {target.name}",
-            got=str(layer.gates),
-            hint=f"They are those of {layer.layout.name}.",
-        )
+        kind = "" if target.by_channel else " with one value per head"
+        kind += "" if target.fused else " without a bias"
+        expected = f"one gate like 'g1'{kind}, with activation {' or '.join(target.activations)}, for {target.name}"
+        raise InputError("gates", expected=expected, got=str(layer.gates), hint=f"See {layer.layout.name}.")
     inner, outer = target.activations[gate.activation]
     module, shape = cast("AttentionGate", layer.modules.at("output")), layer.layout.shape
     first, *rest = module.matrices()
@@ -332,7 +302,7 @@ def _written_gate(layer: GatedLayer, target: _Target) -> tuple[Tensor, Tensor | 
 
 
 def _require_exportable(model: PreTrainedModel) -> None:
-    """Raise InputError if the model fits none of the targets, whatever its gates."""
+    """Raise InputError if the model cannot be exported to any target, with any gates."""
     base = unwrap_model(model)
     if base is not model or has_adapters(base):
         raise InputError("model", expected="without adapters", hint="Export the result of merge_and_unload of peft.")
@@ -347,7 +317,7 @@ def _require_exportable(model: PreTrainedModel) -> None:
 
 def _not_exportable(model: PreTrainedModel, reason: str, target: _Target | None = None) -> InputError:
     name = "an architecture with gates" if target is None else target.name
-    remedy = " Keep the model with save_pretrained of tidegate.torch." if target is None else ""
-    return InputError(
-        "model", expected=f"one that can be exported to {name}", got=type(model).__name__, hint=reason + remedy
+    hint = (
+        reason if target is not None else f"{reason} Save it with save_pretrained of tidegate.torch.retrofit instead."
     )
+    return InputError("model", expected=f"one that can be exported to {name}", got=type(model).__name__, hint=hint)

@@ -1,13 +1,12 @@
-"""Save gates to separate files and load them into the same model. Nothing is unpickled."""
+"""Save gates to files of their own, and load them into the same model, without pickle."""
 
-# Which buffers are not part of a state dict has no public interface.
+# There is no public list of the buffers that are not part of the state dict.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,9 @@ from tidegate._validation import InputError
 from tidegate.gate import Gate
 from tidegate.gates import Gates
 from tidegate.torch.retrofit.checks import require_model, require_whole_weights
-from tidegate.torch.retrofit.install import install_gates, remove_gates
+from tidegate.torch.retrofit.install import RECORD_NAME, install_gates, remove_gates
 from tidegate.torch.retrofit.layer import GatedLayer, acting_layers, require_gates
 from tidegate.torch.retrofit.layout import weight_of
-from tidegate.torch.retrofit.record import RECORD_NAME
 from tidegate.torch.retrofit.wrappers import base_modules, unwrap_model
 
 _WEIGHTS, DESCRIPTION = "gates.safetensors", "gates.json"
@@ -42,9 +40,7 @@ _CIRCUMSTANCES = (
     *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
     RECORD_NAME,
 )
-"""Options of a configuration that do not change the computation: origin, form of the output, special tokens, which
-trainers set; and the record of gates.
-"""
+"""Options that do not change the computation: origin, output format, special tokens, the record of gates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,15 +127,15 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
     require_model(base)
     if description.fingerprint != base_fingerprint(base):
         own = f"{type(base).__name__} in {base.dtype}"
-        other = f"{description.model} in {description.dtype}"
-        other = "one with another configuration or other weights" if own == other else f"a {other}"
+        saved = f"{description.model} in {description.dtype}"
+        other = "one with another configuration or other weights" if own == saved else f"a {saved}"
         hint = f"The gates in {directory} belong to {other}. Load the model that they were trained in."
         raise InputError("model", expected="the one that the gates were saved from", got=own, hint=hint)
     layers = {name: Gates(gates) for name, gates in description.layers.items()}
-    for layer in acting_layers(base).values():
+    present = acting_layers(base)
+    for layer in present.values():
         layer.require_plain_gates()
-    present = {path: layer.gates for path, layer in acting_layers(base).items()}
-    if present and present != layers:
+    if present and {path: layer.gates for path, layer in present.items()} != layers:
         raise InputError(
             "model",
             expected=f"one with the gates of {directory}, or without gates",
@@ -156,6 +152,7 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
 
 
 def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the parameters of all acting gates, by their names."""
     return {
         f"{path}.{name}": weight
         for path, layer in acting_layers(model).items()
@@ -165,13 +162,13 @@ def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path, *, new: bool) -> None:
-    """Copy values into the parameters of gates. Raise an error for other names, shapes or dtypes.
+    """Copy values into the parameters of gates. Raise InputError for other names, shapes or dtypes.
 
     Args:
         own: The parameters.
         given: The values.
         directory: The source of the values, for errors.
-        new: Whether the parameters take the dtype of the values; others keep theirs, which must not round.
+        new: Whether the parameters take the dtype of the values; otherwise they keep theirs, which must not round.
     """
     shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
     require_shapes(*shapes, complaint=f"{directory} does not match its own description")
@@ -205,8 +202,8 @@ def _read(folder: Path) -> tuple[_Description, dict[str, Tensor]]:
             )
         return description, load_file(folder / _WEIGHTS)
     except FileNotFoundError as error:
-        missing = f"{error.filename} is missing. Write gates with save_gates."
-        raise InputError("directory", expected="one with gates", got=folder, hint=missing) from error
+        hint = f"{error.filename} is missing. Write gates with save_gates."
+        raise InputError("directory", expected="one with gates", got=folder, hint=hint) from error
     except SafetensorError as error:
         raise InputError(_WEIGHTS, expected="a safetensors file", got=folder / _WEIGHTS, hint=f"{error}.") from error
 
@@ -230,26 +227,22 @@ def base_fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(type(model).__name__.encode())
     digest.update(json.dumps(_drop_circumstances(model.config.to_dict()), sort_keys=True, default=str).encode())
-    for name, tensor in _base_tensors(model):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for path, module in base_modules(model):
+        own: dict[str, Any] = {**module._parameters, **module._buffers}
+        names = [name for name in own if name not in module._non_persistent_buffers_set]
+        tensors = {name: own[name] for name in names if own[name] is not None}
+        if not own and (weight := weight_of(module)) is not None:
+            tensors = {"weight": weight.dequantize()}
+        for name, tensor in tensors.items():
+            digest.update(f"{path}.{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _drop_circumstances(config: dict[str, Any]) -> dict[str, Any]:
-    """Drop the options that do not change the computation, also of the configurations inside this one."""
+    """Drop the options that do not change the computation, in nested configurations too."""
     return {
         name: _drop_circumstances(value) if isinstance(value, dict) else value
         for name, value in config.items()
         if name not in _CIRCUMSTANCES
     }
-
-
-def _base_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for path, module in base_modules(model):
-        own: dict[str, Any] = {**module._parameters, **module._buffers}
-        for name, tensor in own.items():
-            if tensor is not None and name not in module._non_persistent_buffers_set:
-                yield f"{path}.{name}", tensor
-        if not own and (weight := weight_of(module)) is not None:
-            yield f"{path}.weight", weight.dequantize()

@@ -1,8 +1,7 @@
-"""Find the attention modules of a loaded model and their projections, by tracing a small input through it.
+"""Record the projections of attention modules while a small input runs through a model.
 
-Names of models and of their parts do not matter. Queries, keys and values are recorded in the attention function, and
-their gradients show the projection and the columns that each head came from. Modules without an attention function are
-found by the operators that they call, in `survey.py`.
+Names of models and of their parts do not matter. The gradients of queries, keys and values identify the projection and
+the columns that each head comes from.
 
 Legend: B batch, T positions, M model width, W width of a projection, H query heads, G key/value heads, D head width.
 """
@@ -10,7 +9,7 @@ Legend: B batch, T positions, M model width, W width of a projection, H query he
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,22 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from tidegate.sizes import HeadShape
-from tidegate.torch.retrofit.interface import calls_interface
 from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartKind, Slot, Source, weight_of
 from tidegate.torch.retrofit.probe import bitwise_equal
-
-
-def find_attention(model: nn.Module, run: Callable[[], object]) -> list[AttentionLayout]:
-    """Return the layouts of the attention modules that a run of the model goes through, in that order.
-
-    Args:
-        model: With one of the gated attention implementations switched on.
-        run: Runs the model on a small input.
-    """
-    watch = Watch(model, {module: name for name, module in model.named_modules() if calls_interface(type(module))})
-    with watch.recording(keyword="attn_seen"), torch.enable_grad():
-        run()
-    return [layout for trace in watch.traces.values() if (layout := trace.layout()) is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,7 +45,7 @@ class Trace:
     input_name: str
     input: Tensor | None = None
     context: tuple[Tensor, ...] = ()
-    """Its other input tensors, such as the context of cross-attention, and their normalized copies."""
+    """Its other input tensors, such as the context of cross-attention, also after a norm."""
     calls: list[ProjectionCall] = field(default_factory=list[ProjectionCall])
     """In the order in which they ran."""
     shape: HeadShape | None = None
@@ -73,7 +58,7 @@ class Trace:
     output: Slot | None = None
 
     def layout(self) -> AttentionLayout | None:
-        """Return the layout; None if attention was not reached, or ran without gradients only."""
+        """Return the layout; None if attention was not reached, or ran only without gradients."""
         if self.shape is None or not self.settled:
             return None
         return AttentionLayout(
@@ -105,7 +90,7 @@ class Trace:
         value = parts.get("value")
         self.cross = value is not None and value.source == "context"
         if not self.cross and value_BGTD.shape[2] != output_BTHD.shape[1]:
-            # There are keys of another origin beside those of the layer's own positions.
+            # Some keys do not come from the layer's own positions.
             parts = {kind: part for kind, part in parts.items() if kind == "query"}
             value = None
         self.parts = parts
@@ -119,11 +104,11 @@ class Trace:
         self.calls, self.input = [], None
 
     def part(self, heads_BHTD: Tensor) -> Part | None:
-        """Find the projection and columns that the heads came from; None unless a single regular layout fits."""
+        """Find the projection and the columns of the heads; None unless a single regular layout fits."""
         return self.part_of([(call, _columns_of(heads_BHTD, call.leaf)) for call in self.calls])
 
     def part_of(self, found: list[tuple[ProjectionCall, list[list[int]] | None]]) -> Part | None:
-        """Describe the projection that heads came from, by the columns of each head; None unless it is a single one."""
+        """Return the part with the columns of each head found for each call; None unless a single regular one fits."""
         fitting = [(order, call, heads) for order, (call, heads) in enumerate(found) if heads is not None]
         if len(fitting) != 1:
             return None
@@ -172,7 +157,7 @@ def _keeps_heads_apart(norm: nn.Module, columns: Columns, like_BTW: Tensor) -> b
 
 
 class Watch:
-    """Records the calls of attention modules, of their children, and of the projections that take their output."""
+    """Records the calls of attention modules, their children, and the projections that take their output."""
 
     def __init__(self, model: nn.Module, names: dict[nn.Module, str]) -> None:
         self.model = model

@@ -1,10 +1,8 @@
-"""Save and load a whole gated model: the files of transformers, and those of the gates beside them."""
+"""Save and load a whole gated model: the files of transformers, and the files of its gates."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,15 @@ from transformers.core_model_loading import revert_weight_conversion
 from tidegate._files import fix_permissions
 from tidegate._text import list_some
 from tidegate._validation import InputError
+from tidegate.gates import Gates
 from tidegate.torch.retrofit.files import DESCRIPTION, fill, load_gates, require_savable, save_gates
-from tidegate.torch.retrofit.install import install_gates
+from tidegate.torch.retrofit.install import RECORD_NAME, install_gates
 from tidegate.torch.retrofit.layer import GATES_NAME, acting_layers
 from tidegate.torch.retrofit.probe import keep_random_state
-from tidegate.torch.retrofit.record import RECORD_NAME, recorded_gates
 from tidegate.torch.retrofit.wrappers import has_adapters, unwrap_model
 
 VARIANT = "without_gates"
-"""Part of the names of weights files, so that transformers, which would ignore the gates, does not load them."""
+"""transformers' variant of the weights, so that it does not load them by default and ignore the gates."""
 
 
 def save_pretrained(model: nn.Module, directory: str | Path) -> None:
@@ -41,20 +39,18 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
     """
     base = unwrap_model(model)
     if base is not model or has_adapters(base):
-        remedy = (
+        hint = (
             "Write them with model.save_pretrained(DIR), load them around the gated model with peft's "
             "PeftModel.from_pretrained(model, DIR), and save the result of merge_and_unload."
             if base is model
             else "Save the result of merge_and_unload; or use save_pretrained of peft, and save_gates for the gates."
         )
-        raise InputError(
-            "model", expected="without adapters, which would be lost", got=type(model).__name__, hint=remedy
-        )
+        raise InputError("model", expected="without adapters, which would be lost", got=type(model).__name__, hint=hint)
     require_savable(base, acting_layers(base))
     if others := _weight_files(Path(directory), variant=None):
         hint = f"transformers would load {others[0].name} without the gates. Choose another, or remove the file."
         raise InputError("directory", expected="one without another model", got=Path(directory), hint=hint)
-    plain = {name: weight for name, weight in base.state_dict().items() if not _is_of_gates(name)}
+    plain = {name: weight for name, weight in base.state_dict().items() if not _belongs_to_gates(name)}
     _require_own_weights(base, plain)
     base.save_pretrained(directory, state_dict=plain, variant=VARIANT)
     fix_permissions(directory)
@@ -62,7 +58,7 @@ def save_pretrained(model: nn.Module, directory: str | Path) -> None:
 
 
 def _require_own_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    """Raise InputError for weights that the model's class cannot load, such as parametrized ones."""
+    """Raise InputError if the model's class cannot load the weights, for example parametrized ones."""
     if getattr(model, "hf_quantizer", None) is not None:
         return
     with torch.device("meta"), keep_random_state(model):
@@ -95,26 +91,30 @@ def load_pretrained(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating-point dtype, such as torch.bfloat16, or None; got {dtype!r}.")
     if device is not None:
-        # A missing device fails here, before the whole model has been read.
+        # A missing device fails here, before the model is read.
         torch.empty(0, device=device)
     folder = Path(directory)
-    if not (folder / "config.json").is_file():
+    if not folder.is_dir():
         raise _no_gated_model(
             folder,
-            "config.json is missing."
-            if folder.is_dir()
-            else "It is not a directory; download a model of the hub first, with snapshot_download of huggingface_hub.",
+            "It is not a directory; download a model of the hub first, with snapshot_download of huggingface_hub.",
         )
+    if not (folder / "config.json").is_file():
+        raise _no_gated_model(folder, "config.json is missing.")
     model = _load_with_gates(folder)
     if dtype is not None:
-        _cast_weights(model, dtype)
+        # Buffers such as rotary frequencies are not cast, as in `from_pretrained`.
+        for weight in model.parameters():
+            if weight.is_floating_point():
+                weight.data = weight.data.to(dtype)
+        model.config.dtype = dtype
     if device is not None:
         nn.Module.to(model, device)
     return model
 
 
 def _no_gated_model(folder: Path, problem: str) -> InputError:
-    hint = f"{problem} Write one with save_pretrained of tidegate.torch."
+    hint = f"{problem} Write one with save_pretrained of tidegate.torch.retrofit."
     return InputError("directory", expected="one with a gated model", got=folder, hint=hint)
 
 
@@ -123,21 +123,33 @@ def _load_with_gates(folder: Path) -> PreTrainedModel:
         model = _load_plain(folder, weights_variant(folder))
         load_gates(model, folder)
         return model
-    saved = dict(_saved_gates(folder))
-    layers = recorded_gates(_config(folder))
+    saved: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            names: list[str] = list(opened.keys())
+            saved |= {name: opened.get_tensor(name) for name in names if _belongs_to_gates(name)}
+    found: Any = getattr(_config(folder), RECORD_NAME, {})
+    if not isinstance(found, dict) or not all(isinstance(each, str) for pair in found.items() for each in pair):
+        raise InputError(RECORD_NAME, expected="an object from paths of layers to spellings of gates", got=found)
+    layers = {path: Gates.parse(spelling) for path, spelling in found.items()}
     if not saved:
         raise _no_gated_model(folder, "It has neither files of gates nor gates among the weights.")
     if not layers:
         raise InputError(
             RECORD_NAME,
-            expected=f"in {folder / 'config.json'}, to name the gates of the saved weights",
+            expected=f"in {folder / 'config.json'}, with the gates of the saved weights",
             hint="Load the model with from_pretrained, add the same gates with add_gates, and load the weights with "
             "load_state_dict.",
         )
-    with _without_load_report():
+    # transformers would report the gates as unexpected weights.
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
         model = _load_plain(folder, variant=None)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     install_gates(model, layers)
-    own = {name: weight for name, weight in model.state_dict(keep_vars=True).items() if _is_of_gates(name)}
+    own = {name: weight for name, weight in model.state_dict(keep_vars=True).items() if _belongs_to_gates(name)}
     fill(revert_weight_conversion(model, own), saved, folder, new=True)
     return model.eval()
 
@@ -153,7 +165,7 @@ def _load_plain(folder: Path, variant: str | None) -> PreTrainedModel:
     )
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
-        # transformers gives them random values.
+        # transformers initializes them at random.
         raise _no_gated_model(folder, f"Its files have no {list_some(missing)}.")
     return model
 
@@ -187,37 +199,8 @@ def weight_file_names(variant: str | None) -> tuple[str, str]:
     return f"model{middle}.safetensors", f"model.safetensors.index{middle}.json"
 
 
-def _saved_gates(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gates among the weights that transformers wrote."""
-    for file in sorted(folder.glob("model*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118, it is not a dictionary
-                if _is_of_gates(name):
-                    yield name, opened.get_tensor(name)
-
-
-def _is_of_gates(name: str) -> bool:
+def _belongs_to_gates(name: str) -> bool:
     return GATES_NAME in name.split(".")
-
-
-@contextmanager
-def _without_load_report() -> Generator[None]:
-    """Keep transformers from reporting the gates as weights that the model's class does not know."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
-
-
-@torch.no_grad()
-def _cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast the weights, but not buffers such as rotary frequencies, as `from_pretrained` does."""
-    for weight in model.parameters():
-        if weight.is_floating_point():
-            weight.data = weight.data.to(dtype)
-    model.config.dtype = dtype
 
 
 def _config(folder: Path) -> PreTrainedConfig:

@@ -23,7 +23,7 @@ from tidegate.torch.retrofit.interface import (
     stock_implementation,
     supported_implementations,
 )
-from tidegate.torch.retrofit.layer import GatedLayer, gated_layers
+from tidegate.torch.retrofit.layer import GatedLayer, acting_layers, gated_layers
 from tidegate.torch.retrofit.layout import AttentionLayout
 from tidegate.torch.retrofit.probe import (
     bitwise_equal,
@@ -33,9 +33,11 @@ from tidegate.torch.retrofit.probe import (
     probe_inputs,
     run_probe,
 )
-from tidegate.torch.retrofit.record import record_gates
 from tidegate.torch.retrofit.survey import Survey, implementation, survey_attention
 from tidegate.torch.retrofit.wrappers import unwrap_model
+
+RECORD_NAME = "tidegate_gates"
+"""The option of a configuration with the spellings of gates by the paths of their attention modules."""
 
 _CROSSING = "cross-attention has no query at the positions of its keys"
 _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid"), "add": ("identity", "silu")}
@@ -44,7 +46,7 @@ _NEUTRAL: dict[str, tuple[Activation, ...]] = {"multiply": ("tanh1", "twosigmoid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrofitReport:
-    """The layers that got gates, and a comparison of the model's outputs on the probe before and after."""
+    """The layers that got gates, and the change of the model's outputs on a small synthetic input, the probe."""
 
     model: str
     """The model's class."""
@@ -57,13 +59,13 @@ class RetrofitReport:
     implementations: tuple[str, ...]
     """The attention implementations that the probe ran with."""
     dtype: str
-    """The dtype of the model, in which the probe ran."""
+    """The model's dtype."""
     bitwise_equal: bool
     """Whether the outputs on the probe are bitwise unchanged."""
     largest_change: float
     """The largest difference between the outputs; 0 if they are bitwise equal."""
     left_alone: dict[str, str] = field(default_factory=dict[str, str])
-    """Why other attention modules have no gates, by their paths: other parts of the model, unused cross-attention."""
+    """The reasons why other attention modules have no gates, by their paths."""
 
     def __str__(self) -> str:
         """Return two lines, and a third if some attention modules have no gates."""
@@ -93,24 +95,25 @@ def add_gates(
 
     With an activation that is exactly 1 at zero, `twosigmoid` or `tanh1`, the parameters of gates start at zero and the
     model's outputs are bitwise unchanged; a probe checks this, and removes the gates if it fails. With another
-    activation the gates start as spelled, and the report says how much the outputs changed. Gates are children
+    activation the gates start as spelled, and the report gives the change of the outputs. Gates are children
     `attn_gate` of the attention modules, trainable, with the device and dtype of the layer's weights. After an error
     the model is unchanged. Random initial values come from PyTorch's global generator, whose state is restored.
 
-    A gate at the output acts inside a gated attention implementation, or before the output projection if a model
-    decomposes its attention or depends on the implementation's name. The model gets its own copy of its configuration,
-    which records the gates; other models built from the same configuration do not change. `model.name_or_path` is empty
-    while there are gates, because the model of that name has none.
-
-    Gates are added to the attention modules that a small synthetic input reaches: tokens, images or sound, in the
+    Gates are added to the attention modules that a small synthetic input reaches: tokens, images or audio, in the
     encoder and the decoder. Cross-attention takes the gates that can act there. The report names the other modules.
+    A gate at the output acts inside a gated attention implementation, or before the output projection if a model
+    decomposes its attention or depends on the implementation's name.
+
+    The model gets its own copy of its configuration, which records the gates; other models built from the same
+    configuration do not change. `model.name_or_path` is empty while there are gates, because the model of that name has
+    none.
 
     Args:
         model: A transformers model, or adapters around one.
         gate: A spelling such as `"g1"` or `"bma+g1"`, a `Gate`, or several.
         activation: The activation of all gates; None keeps that of each spelling.
-        layers: The attention modules that get gates, by number, counted from 0 in the order in which they run, or by
-            path as in `report.layers`; None is all. Other layers can get other gates later.
+        layers: The attention modules that get gates, by index in the order in which they run, or by path as in
+            `report.layers`; None is all. Other layers can get other gates later.
 
     Returns:
         The gated layers, and the result of the probe.
@@ -131,11 +134,11 @@ def add_gates(
             equal = all(bitwise_equal(after[name], before[name]) for name in before)
             change = 0.0 if equal else max(largest_change(after[name], before[name]) for name in before)
             if not equal and all(map(_is_neutral, gates)):
-                raise cannot_gate(base, f"with {gates}, which is neutral, its outputs changed by up to {change:.3g}")
+                raise cannot_gate(base, f"with the neutral gates {gates}, its outputs changed by up to {change:.3g}")
         except BaseException:
             _remove(base, added)
             raise
-    # The layers were in evaluation mode until now.
+    # Gates were built while the layers were in evaluation mode.
     for layer in added:
         layer.modules.train(layer.layout.module.training)
     gated = {layer.layout.module for layer in gated_layers(base)}
@@ -168,7 +171,12 @@ def _install(model: nn.Module, gates: Gates, chosen: Sequence[AttentionLayout]) 
     require_fitting(base, chosen, gates)
     added = {GatedLayer(layout, gates): _new_gates(base, layout, gates) for layout in chosen}
     if not any(gated_layers(base)):
-        _copy_configuration(model)
+        # Modules that shared a configuration share its copy.
+        copies: dict[int, Any] = {}
+        for module in model.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, PreTrainedConfig):
+                    setattr(module, name, copy.deepcopy(value, copies))
     if any(layer.acts_in_function for layer in added):
         base.set_attn_implementation(gated_implementation(stock_implementation(implementation_in(base))))
     for layer, modules in added.items():
@@ -199,24 +207,31 @@ def _remove(model: PreTrainedModel, layers: Sequence[GatedLayer]) -> None:
     record_gates(model)
 
 
-def _copy_configuration(model: nn.Module) -> None:
-    """Replace the configurations in a model by copies; modules that shared one share its copy."""
-    copies: dict[int, Any] = {}
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, PreTrainedConfig):
-                setattr(module, name, copy.deepcopy(value, copies))
+def record_gates(model: PreTrainedModel) -> None:
+    """Write the gates of a model into its configuration; without gates the option is removed.
+
+    transformers writes the configuration into every directory, including a trainer's checkpoints, so that
+    `load_pretrained` knows which gates the weights belong to. Adapters store the name of the model that they belong to,
+    which is the name of a model without gates: a gated model has an empty name.
+    """
+    config: Any = model.config
+    layers = acting_layers(model)
+    if layers:
+        setattr(config, RECORD_NAME, {path: str(layer.gates) for path, layer in layers.items()})
+    elif hasattr(config, RECORD_NAME):
+        delattr(config, RECORD_NAME)
+    model.name_or_path = "" if layers else config.name_or_path
 
 
 def _outputs_before(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return the model's outputs with its own stock implementation, and with every other that runs."""
+    """Return the model's outputs with its own stock implementation, and with each of the others that runs."""
     own = stock_implementation(implementation_in(model))
     found: dict[str, list[Tensor]] = {}
     for stock in supported_implementations(model):
         try:
             found[stock] = _outputs_with(model, stock, inputs)
         except Exception as error:
-            # A model may raise anything for an input that it does not support.
+            # A model may raise any error for an input that it does not support.
             if stock == own:
                 raise explain_failure(model, error) from error
     return found
@@ -236,23 +251,19 @@ def _choose_layouts(survey: Survey, gates: Gates, layers: Iterable[int | str] | 
         needs_self_attention = any(gate.needs_self_attention for gate in gates)
         return [layer for layer in found if not (layer.cross and needs_self_attention)] or list(found)
     if isinstance(layers, int | str):
-        raise TypeError(f"layers must be a list of numbers or paths, such as [{layers!r}]; got {layers!r}.")
+        raise TypeError(f"layers must be a list of indices or paths, such as [{layers!r}]; got {layers!r}.")
     known: dict[int | str, AttentionLayout] = {**dict(enumerate(found)), **{layer.name: layer for layer in found}}
     wanted = list(layers)
     wrong = [layer for layer in wanted if isinstance(layer, bool) or layer not in known]
     if wrong or not wanted:
-        paths = list_some([layer.name for layer in found])
-        raise InputError(
-            "layers",
-            expected=f"numbers from 0 to {len(found) - 1} or paths, at least one",
-            got=wrong or wanted,
-            hint=f"The paths are {paths}.",
-        )
+        expected = f"indices from 0 to {len(found) - 1} or paths, at least one"
+        hint = f"The paths are {list_some([layer.name for layer in found])}."
+        raise InputError("layers", expected=expected, got=wrong or wanted, hint=hint)
     return list({known[layer].name: known[layer] for layer in wanted}.values())
 
 
 def _new_gates(model: PreTrainedModel, layout: AttentionLayout, gates: Gates) -> AttentionGates:
-    """Make gates with the device and dtype of the layer's weights; float32 if these are quantized."""
+    """Build gates with the device and dtype of the layer's weights; float32 if these are quantized."""
     weights = list(layout.module.parameters())
     # Dynamically quantized layers have no parameters.
     device = weights[0].device if weights else model.device
@@ -262,9 +273,9 @@ def _new_gates(model: PreTrainedModel, layout: AttentionLayout, gates: Gates) ->
 
 
 def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
-    """Return the gates with this activation, their parameters zero at the start if that changes nothing.
+    """Return the gates with this activation; matrices and biases start at zero if the gates are then neutral.
 
-    A bias starts at zero, too. The activation None leaves each gate as it is spelled.
+    The activation None leaves each gate as it is spelled.
     """
     gates = Gates.parse(gate)
     if not gates:
@@ -275,11 +286,11 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
             "gate",
             expected=suitable,
             got=str(sink),
-            hint="A closed sink keeps the outputs, but has no gradient and never opens; an open one changes them. "
-            "Train with the sink from the start, or add another gate, such as 'g1'.",
+            hint="A closed sink leaves the outputs unchanged, but has no gradient and never opens; an open one changes "
+            "them. Train with the sink from the start, or add another gate, such as 'g1'.",
         )
     if control := next((each for each in gates if each.placebo is not None or each.op == "replace"), None):
-        hint = f"Controls train from the start; as a control for added gates use '{control.site}:nothing'."
+        hint = f"Controls are trained from the start; as a control for added gates use '{control.site}:nothing'."
         raise InputError("gate", expected=suitable, got=str(control), hint=hint)
     if activation is None:
         return gates
@@ -289,14 +300,14 @@ def starting_gates(gate: GateLike, activation: Activation | None) -> Gates:
     return Gates(_start_neutral(replace(each, activation=activation)) for each in gates)
 
 
-def _is_neutral(gate: Gate) -> bool:
-    """Return whether the gate changes nothing at the start."""
-    starts_at_zero = (gate.init_std == 0 or not gate.has_matrix) and not gate.bias
-    return gate.activation in _NEUTRAL[gate.op] and starts_at_zero
-
-
 def _start_neutral(gate: Gate) -> Gate:
     if gate.activation not in _NEUTRAL[gate.op]:
         return gate
     bias = None if gate.bias is None else 0.0
     return replace(gate, init_std=0.0, bias=bias) if gate.has_matrix else replace(gate, bias=bias)
+
+
+def _is_neutral(gate: Gate) -> bool:
+    """Return whether the gate is the identity at the start."""
+    starts_at_zero = (gate.init_std == 0 or not gate.has_matrix) and not gate.bias
+    return gate.activation in _NEUTRAL[gate.op] and starts_at_zero

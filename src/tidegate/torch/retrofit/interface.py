@@ -1,8 +1,8 @@
 """Attention implementations for transformers that gate the output of a stock one.
 
-`set_attn_implementation` switches a model to `tidegate_eager` or `tidegate_sdpa`. The keyword `attn_gate` passes a
-layer's gate; without it they are the stock functions. They use the stock masks. If `attn_seen` is given, it is called
-with the query, key, value and output.
+`set_attn_implementation` switches a model to `tidegate_eager` or `tidegate_sdpa`, which call the stock functions with
+the stock masks. The keyword `attn_gate` is a gate for the output; `attn_seen` is called with the query, key, value and
+output.
 
 Legend: B batch, T query positions, H query heads, D head width.
 """
@@ -26,7 +26,7 @@ OutputGate: TypeAlias = Callable[[Tensor], Tensor]
 _PREFIX = "tidegate_"
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
 _EAGER = "eager_attention_forward"
-"""The end of the names that modeling files give their eager attention function."""
+"""The suffix of the name of the eager attention function in modeling files."""
 _table = AttentionInterface()
 _FUNCTIONS: dict[tuple[type[nn.Module], str], Callable[..., Any]] = {}
 
@@ -37,7 +37,7 @@ def gated_implementation(stock: str) -> str:
 
 
 def stock_implementation(name: str) -> str:
-    """Return the stock implementation for a name, which may be that of a gated version."""
+    """Return the stock implementation of a name, which may be that of a gated version."""
     return name.removeprefix(_PREFIX)
 
 
@@ -48,9 +48,9 @@ def implementation_of(module: nn.Module) -> str:
 
 
 def implementation_in(model: nn.Module) -> str:
-    """Return the implementation that a model's attention modules use now, by the configuration of the first.
+    """Return the implementation in the configuration of a model's first attention module that calls the interface.
 
-    A model whose modules decompose their attention has that of its own configuration.
+    If no module does, return that of the model's configuration.
     """
     calling = (module for module in model.modules() if calls_interface(type(module)))
     return implementation_of(next(calling, model))
@@ -61,30 +61,21 @@ def calls_interface(kind: type[nn.Module]) -> bool:
     return _TABLE in _names(kind) and any(name.endswith(_EAGER) for name in _names(kind))
 
 
-def names_implementation(kind: type[nn.Module]) -> bool:
-    """Return whether the forward method of a class contains the name of a stock implementation.
+def keeps_to_stock(kind: type[nn.Module]) -> bool:
+    """Return whether modules of this class need a stock implementation, so that it cannot be gated.
 
-    It may then behave differently with an implementation of another name, perhaps only on long inputs.
+    They call the table without an eager function of their own, or contain the name of a stock implementation and may
+    behave differently with another name, perhaps only on long inputs.
     """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants: tuple[Any, ...] = () if code is None else code.co_consts
     nested = (each for constant in constants for each in (constant if isinstance(constant, tuple) else (constant,)))
-    return any(each in STOCK_IMPLEMENTATIONS for each in nested if isinstance(each, str))
-
-
-def keeps_to_stock(kind: type[nn.Module]) -> bool:
-    """Return whether modules of this class need an implementation's stock name, so that none can be gated.
-
-    They contain that name, or call the table without an eager function of their own.
-    """
-    return names_implementation(kind) or (_TABLE in _names(kind) and not calls_interface(kind))
+    names_stock = any(each in STOCK_IMPLEMENTATIONS for each in nested if isinstance(each, str))
+    return names_stock or (_TABLE in _names(kind) and not calls_interface(kind))
 
 
 def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the stock implementations that have a gated version and that the model supports.
-
-    Models that decompose their attention have one, chosen when they are built.
-    """
+    """Return the stock implementations that the model supports; only its own if no module calls the interface."""
     if not any(calls_interface(type(module)) for module in model.modules()):
         return (implementation_of(model),)
     # transformers has no public way to ask.
@@ -93,10 +84,10 @@ def supported_implementations(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def remember_functions(kind: type[nn.Module]) -> None:
-    """Look up the stock functions that modules of this class call, and store them in a table.
+    """Store the stock functions that modules of this class call.
 
-    Every modeling file has its own eager function, and some have their own table. `torch.compile` can trace a lookup in
-    our table, but not the search in their source.
+    Every modeling file has its own eager function, and some have their own table. `torch.compile` can trace the stored
+    functions, but not the search for their names.
     """
     known = inspect.unwrap(kind.forward).__globals__
     _FUNCTIONS[kind, "eager"] = next(known[name] for name in _names(kind) if name.endswith(_EAGER))
@@ -116,7 +107,7 @@ def _attend(stock: str, module: nn.Module, *arguments: Any, **options: Any) -> t
         remember_functions(type(module))
     function = _FUNCTIONS[type(module), stock]
     if stock == "eager":
-        # The same lookup as in models, so that replacing an entry of the table has an effect here.
+        # The same lookup as in models, so that replacing an entry of transformers' table has an effect here.
         function = _table.get_interface(stock, function)
     output, weights = function(module, *arguments, **options)
     if seen is not None:

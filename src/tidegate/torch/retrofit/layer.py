@@ -3,14 +3,14 @@
 Legend: B batch, T positions, M model width, H query heads, G key/value heads, D head width.
 """
 
-# Which hooks a module has, and in which order, has no public interface.
+# A module's hooks and their order have no public interface.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -28,7 +28,7 @@ from tidegate.torch.retrofit.layout import AttentionLayout, Columns, Part, PartK
 from tidegate.torch.retrofit.wrappers import acting_module, acting_modules, base_module
 
 GATES_NAME = "attn_gate"
-"""The attention module's child that holds its gates."""
+"""The name of the attention module's child with its gates."""
 
 _PARTS: tuple[PartKind, ...] = ("query", "key", "value")
 _OWN_IMPLEMENTATIONS = tuple(map(gated_implementation, STOCK_IMPLEMENTATIONS))
@@ -41,7 +41,7 @@ def gated_layers(model: nn.Module) -> Iterator[GatedLayer]:
 
 
 def acting_layers(model: nn.Module) -> dict[str, GatedLayer]:
-    """Return the layers whose gates act, by the paths of their attention modules."""
+    """Return the layers whose gates act, by the first paths of their attention modules."""
     found: dict[GatedLayer, str] = {}
     for path, module in acting_modules(model):
         for layer in _gates_of(module):
@@ -61,33 +61,26 @@ def _gates_of(module: nn.Module) -> Iterator[GatedLayer]:
     return (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, GatedLayer))
 
 
-@dataclass(frozen=True, slots=True)
-class ActingGate:
-    """A gate of a layer, and the adapter around it that runs in its place, if any."""
-
-    plain: AttentionGate
-    runs: nn.Module
-
-
 @dataclass(kw_only=True, slots=True)
 class LayerReads(GateReads):
-    """Inputs of the gates of one call, filled in as the projections run; a model's own kernel gives no partition."""
+    """The inputs of the gates in one call, set as the projections run; there is no partition."""
 
     key: Tensor | None = None
     """(B, T, G, D), raw."""
 
-    def apply(self, gate: ActingGate, target: Tensor) -> Tensor:
-        """Apply a gate to the target."""
-        return gate.plain.combine(target, gate.runs(gate.plain.source(self)))
+    def apply(self, gate: nn.Module, target: Tensor) -> Tensor:
+        """Apply a gate, or the adapter around one, to the target."""
+        plain = cast("AttentionGate", base_module(gate))
+        return plain.combine(target, gate(plain.source(self)))
 
-    def gate_output(self, gate: ActingGate | None, output: Tensor) -> Tensor:
-        """Store the attention output (B, T, H, D) and apply its gate; None if another gate only reads the output."""
+    def gate_output(self, gate: nn.Module | None, output: Tensor) -> Tensor:
+        """Store the attention output (B, T, H, D) and apply its gate, if any; other gates may read the output."""
         self.output = output
         return output if gate is None else self.apply(gate, output)
 
 
 class _Call(threading.local):
-    """The inputs of the gates in one thread's call of a layer; copies start empty."""
+    """The inputs of the gates in one thread's call of a layer; copies of a layer start without."""
 
     reads: LayerReads | None = None
 
@@ -96,7 +89,7 @@ class _Call(threading.local):
 
 
 class GatedLayer:
-    """A pre-hook on an attention module that applies its gates and holds the state that the layer's hooks share.
+    """A pre-hook on an attention module that applies its gates and stores the shared state of the layer's hooks.
 
     Hooks leave the names of the state dict unchanged. They move when a projection is replaced, so that gates read and
     multiply the result of an adapter around a projection.
@@ -128,7 +121,7 @@ class GatedLayer:
             hook.move(None)
 
     def require_plain_gates(self) -> None:
-        """Raise InputError for gates with adapters around them, whose own parameters are not all that acts."""
+        """Raise InputError for gates with adapters around them, which change what the gates compute."""
         if any(not isinstance(gate, AttentionGate) for gate in self.modules.children()):
             raise InputError(
                 "model",
@@ -139,13 +132,21 @@ class GatedLayer:
 
     @property
     def modules(self) -> AttentionGates:
-        """Return the gates that act: those of the attention module, or the active copy in a wrapper."""
+        """The gates that act: those of the attention module, or the active copy in a wrapper."""
         return cast("AttentionGates", acting_module(getattr(self.layout.module, GATES_NAME)))
 
-    def gate_at(self, path: GatePath) -> ActingGate | None:
-        """Return the gate at a site, if any."""
-        runs = self.modules._modules.get(path)
-        return None if runs is None else ActingGate(cast("AttentionGate", base_module(runs)), runs)
+    def reads(self) -> LayerReads:
+        """Return the inputs of the gates in the current call, or raise RuntimeError if there is none."""
+        if self.call.reads is None:
+            raise RuntimeError(
+                f"The output projection of {self.layout.name} runs without the attention module that it was gated "
+                "with. If you replaced one of them, replace the layer that contains both."
+            )
+        return self.call.reads
+
+    def gate_at(self, path: GatePath) -> nn.Module | None:
+        """Return the gate at a site, or the adapter around it, if any."""
+        return self.modules._modules.get(path)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Start a call of the attention module, and pass the output gate to the attention function."""
@@ -163,7 +164,7 @@ class GatedLayer:
         return args, {**kwargs, "attn_gate": partial(reads.gate_output, self.gate_at("output"))}
 
     def end_call(self, _module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
-        """Drop the inputs of the gates when the attention module ends, unless a gate outside it still has to run.
+        """Drop the inputs of the gates after the attention module, unless a gate outside it still has to run.
 
         After an error PyTorch calls this without a result.
         """
@@ -175,7 +176,7 @@ class _ProjectionHook(ABC):
     """A hook on the projection in a slot, moved when the projection is replaced."""
 
     runs_before: ClassVar[bool] = False
-    """Whether it receives the projection's arguments instead of its result."""
+    """Whether it is a pre-hook, which receives the projection's arguments instead of its result."""
 
     def __init__(self, layer: GatedLayer, slot: Slot) -> None:
         self.layer = layer
@@ -184,22 +185,20 @@ class _ProjectionHook(ABC):
 
     def move(self, module: nn.Module | None) -> None:
         """Move the hook to this projection, unless it is there; None only removes it."""
-        if module is self.hooked and (module is None or self in self._hooks_of(module).values()):
-            return
+        if module is not None and module is self.hooked:
+            present = module._forward_pre_hooks if self.runs_before else module._forward_hooks
+            if self in present.values():
+                return
         if self.hooked is not None:
             _remove_hooks(self.hooked, lambda each: each is self)
         self.hooked = module
         if module is not None:
-            # Quantization copies this hook to the new module, and copied or shared projections have hooks of others.
+            # Quantization copies this hook to the new module. Copied or shared projections have hooks of other slots.
             _remove_hooks(
-                module,
-                lambda each: each is self or (isinstance(each, _ProjectionHook) and each.slot != self.slot),
+                module, lambda each: each is self or (isinstance(each, _ProjectionHook) and each.slot != self.slot)
             )
             hook: Any = self
             (module.register_forward_pre_hook if self.runs_before else module.register_forward_hook)(hook)
-
-    def _hooks_of(self, module: nn.Module) -> Mapping[int, object]:
-        return module._forward_pre_hooks if self.runs_before else module._forward_hooks
 
     @abstractmethod
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Any:
@@ -216,11 +215,11 @@ class _PartsHook(_ProjectionHook):
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Tensor:
         (output,) = _result
-        # A model may call a projection outside of its attention module.
+        # A model may call a projection outside its attention module.
         reads = self.layer.call.reads or LayerReads(input=_args[0])
         if self.of_context:
             reads.context = _args[0]
-        # Latents of one head have an axis of their own.
+        # Latents (B, 1, T, W) have an extra axis for their single head.
         latent = output.ndim == 4
         gated = output.squeeze(1) if latent else output
         for kind, columns in self.parts:
@@ -236,21 +235,19 @@ class _DenseHook(_ProjectionHook):
     """Gates the result of the output projection, which may run after the attention module."""
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> Tensor:
-        gate, reads = self.layer.gate_at("dense"), self.layer.call.reads
+        gate, reads = self.layer.gate_at("dense"), self.layer.reads()
         assert gate is not None
-        assert reads is not None
         self.layer.call.reads = None
         return reads.apply(gate, *_result)
 
 
 class _OutputHook(_ProjectionHook):
-    """Gates the heads' outputs, side by side, before the output projection."""
+    """Gates the concatenated heads before the output projection."""
 
     runs_before = True
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], *_result: Any) -> tuple[Any, ...]:
-        reads, shape = self.layer.call.reads, self.layer.layout.shape
-        assert reads is not None
+        reads, shape = self.layer.reads(), self.layer.layout.shape
         if self.layer.gates.at("dense") is None:
             self.layer.call.reads = None
         heads = _args[0].unflatten(-1, (shape.num_heads, shape.head_dim))

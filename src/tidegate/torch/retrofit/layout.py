@@ -49,27 +49,21 @@ class Columns:
 
     def take(self, result: Tensor) -> Tensor:
         """Take the heads (B, T, H, D) out of a projection's result (B, T, W)."""
-        if self.stride == self.head_dim:
-            part = result.narrow(-1, self.start, self.num_heads * self.head_dim)
-            return part.unflatten(-1, (self.num_heads, self.head_dim))
         first, rest = self._block()
         blocks = result.narrow(-1, first, self.num_heads * self.stride).unflatten(-1, (self.num_heads, self.stride))
         return blocks.narrow(-1, rest, self.head_dim)
 
     def put(self, result: Tensor, heads: Tensor) -> Tensor:
         """Return a new result (B, T, W) with these heads (B, T, H, D) in their columns."""
-        if self.stride == self.head_dim:
-            stop = self.start + self.num_heads * self.head_dim
-            return _replace_columns(result, self.start, heads.flatten(-2), stop)
         first, rest = self._block()
-        stop = first + self.num_heads * self.stride
-        blocks = result.narrow(-1, first, stop - first).unflatten(-1, (self.num_heads, self.stride))
-        inner = _replace_columns(blocks, rest, heads, rest + self.head_dim).flatten(-2)
-        return _replace_columns(result, first, inner, stop)
+        width = self.num_heads * self.stride
+        blocks = result.narrow(-1, first, width).unflatten(-1, (self.num_heads, self.stride))
+        return _replace_columns(result, first, _replace_columns(blocks, rest, heads).flatten(-2))
 
     def _block(self) -> tuple[int, int]:
         """Return the first column of the blocks of one stride, and the first column of a head in its block."""
-        return self.start // self.stride * self.stride, self.start % self.stride
+        rest = 0 if self.stride == self.head_dim else self.start % self.stride
+        return self.start - rest, rest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,9 +119,9 @@ def weight_of(module: nn.Module) -> Tensor | None:
     return weight if isinstance(weight, Tensor) else None
 
 
-def _replace_columns(whole: Tensor, start: int, part: Tensor, stop: int) -> Tensor:
-    """Replace the columns from start to stop."""
-    width = whole.shape[-1]
-    if start == 0 and stop == width:
+def _replace_columns(whole: Tensor, start: int, part: Tensor) -> Tensor:
+    """Return the tensor with the part in place of its columns from `start` on."""
+    stop, width = start + part.shape[-1], whole.shape[-1]
+    if part.shape[-1] == width:
         return part
     return torch.cat((whole.narrow(-1, 0, start), part, whole.narrow(-1, stop, width - stop)), dim=-1)

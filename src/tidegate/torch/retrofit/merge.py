@@ -1,4 +1,4 @@
-"""Fold constant gates into the weights beside them.
+"""Fold constant gates into the weights of adjacent projections.
 
 Legend: M model width, H heads at the gated site, D head width.
 """
@@ -17,11 +17,10 @@ from tidegate._validation import InputError
 from tidegate.torch.gate import AttentionGate, activate
 from tidegate.torch.precision import widen
 from tidegate.torch.retrofit.checks import find_places
-from tidegate.torch.retrofit.install import remove_gates
+from tidegate.torch.retrofit.install import record_gates, remove_gates
 from tidegate.torch.retrofit.interface import implementation_in
 from tidegate.torch.retrofit.layer import GATES_NAME, GatedLayer, acting_layers, gated_layers, require_gates
 from tidegate.torch.retrofit.probe import evaluation_mode, exceeds_rounding, largest_change, probe_inputs, run_probe
-from tidegate.torch.retrofit.record import record_gates
 from tidegate.torch.retrofit.wrappers import unwrap_model
 
 
@@ -29,18 +28,21 @@ def merge_gates(model: nn.Module) -> None:
     """Fold every gate into a projection and remove it, in place; if one gate cannot be folded, change nothing.
 
     A gate is constant if its matrix is zero, so that only its bias acts. At the output site its values scale the
-    columns of the output projection; elsewhere the rows, and the bias, of the projection whose result it gates. A probe
-    checks that the outputs change by rounding only.
+    columns of the output projection; at other sites they scale the rows and the bias of the gated projection. A probe
+    checks that the outputs change only by rounding.
 
     Args:
         model: A transformers model, or adapters around one.
 
     Raises:
-        InputError: If a gate is not constant or does not multiply, if a projection is not a plain matrix or is used
-            elsewhere, too, or if the outputs on the probe change.
+        InputError: If a gate is not constant or does not multiply, if a projection is not a plain matrix or is also
+            used elsewhere, or if the outputs on the probe change.
     """
     base = unwrap_model(model)
-    folds = [_fold(base, layer, gate) for layer in acting_layers(base).values() for gate in _plain_gates(layer)]
+    acting = acting_layers(base).values()
+    for layer in acting:
+        layer.require_plain_gates()
+    folds = [_fold(base, layer, cast("AttentionGate", gate)) for layer in acting for gate in layer.modules.children()]
     require_gates(base, folds)
     inputs, implementation = probe_inputs(base), implementation_in(base)
     layers = {layer: getattr(layer.layout.module, GATES_NAME) for layer in gated_layers(base)}
@@ -64,8 +66,8 @@ def merge_gates(model: nn.Module) -> None:
         "model",
         expected="one whose gates act directly after its projections",
         got=type(base).__name__,
-        hint=f"Merging would change outputs by up to {largest_change(after, before):.3g}: something else changes a "
-        "projection's result before its gate does.",
+        hint=f"Merging would change outputs by up to {largest_change(after, before):.3g}, because something else "
+        "changes a projection's result before its gate does.",
     )
 
 
@@ -75,20 +77,18 @@ def constant_values(gate: AttentionGate) -> Tensor | None:
     bias = weights.pop("bias", None)
     if weights and all(weight.any() for weight in weights.values()):
         return None
-    if bias is not None:
-        logits = widen(bias.detach())
-    else:
-        logits = widen(next(reversed(weights.values()))).new_zeros(gate.num_matrices, gate.gate.gated_width(gate.shape))
+    if bias is None:
+        bias = next(iter(weights.values())).new_zeros(gate.num_matrices, gate.gate.gated_width(gate.shape))
+    logits = widen(bias.detach())
     return activate(gate.gate.activation, logits).repeat_interleave(gate.num_heads // gate.num_matrices, dim=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fold:
-    """Factors for the inputs or for the results of a projection."""
+    """Factors, one for each channel, for the inputs or the results of a projection."""
 
     projection: nn.Linear | Conv1D
     factors: Tensor
-    """One for each channel."""
     of_input: bool
 
     def apply(self) -> None:
@@ -101,18 +101,13 @@ class _Fold:
             bias.copy_(widen(bias) * self.factors)
 
 
-def _plain_gates(layer: GatedLayer) -> list[AttentionGate]:
-    layer.require_plain_gates()
-    return [cast("AttentionGate", gate) for gate in layer.modules.children()]
-
-
 def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fold:
     """Find the projection and the factors of a gate, or raise InputError."""
     site, values = gate.gate.site, constant_values(gate)
     slot = layer.layout.output if site in ("output", "dense") else layer.layout.parts[site].slot
     projection = None if slot is None else slot.module
     if gate.gate.op != "multiply":
-        problem = "It adds, which a projection's matrix cannot express."
+        problem = "It adds to its target, which scaling a projection cannot express."
     elif values is None:
         problem = "Its matrix is not zero, so it is not constant."
     elif slot is None:
@@ -120,7 +115,7 @@ def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fo
     elif not isinstance(projection, nn.Linear | Conv1D):
         problem = f"{slot.name} is a {type(projection).__name__}, not a plain matrix; merge adapters first."
     elif len(places := find_places(model, lambda child: _share_weights(child, projection))) > 1:
-        problem = f"The same weights are in {' and '.join(places)}, and would be changed there too."
+        problem = f"The same weights are in {' and '.join(places)}, and would change there too."
     else:
         factors = _factors(layer, gate, projection, values)
         return _Fold(projection=projection, factors=factors, of_input=site == "output")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -19,11 +19,11 @@ from tidegate.torch.retrofit.checks import cannot_gate
 _POSITIONS = 8
 _PADDED = 3
 _INPUTS = ("input_ids", "pixel_values", "input_values", "input_features")
-"""transformers' names of tokens, images and sound."""
+"""transformers' names of tokens, images and two kinds of audio."""
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return a small synthetic input: tokens with padding on the left, on the right and nowhere, images, or sound.
+    """Return a small synthetic input: images, audio, or tokens with left padding, right padding and none.
 
     An encoder with a decoder gets tokens for both. If a model may need several inputs at once, or several rows of
     tokens for each example, the first combination that it runs with is returned.
@@ -32,8 +32,12 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
         InputError: If the model takes other inputs, or its configuration does not contain their size.
     """
     choices = list(_choices(model))
-    taken = (inputs for inputs in choices if len(choices) == 1 or _runs(model, inputs))
-    return next(taken, choices[0])
+    for inputs in choices if len(choices) > 1 else []:
+        # A model may raise any error for an input that it does not support.
+        with suppress(Exception), torch.no_grad():
+            model(**inputs)
+            return inputs
+    return choices[0]
 
 
 def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
@@ -58,16 +62,6 @@ def _choices(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
         yield inputs
 
 
-@torch.no_grad()
-def _runs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
-    try:
-        model(**inputs)
-    except Exception:
-        # A model may raise anything for an input that it does not support.
-        return False
-    return True
-
-
 def _make(name: str, model: PreTrainedModel, generator: torch.Generator) -> dict[str, Tensor]:
     try:
         if name != "input_ids":
@@ -79,7 +73,7 @@ def _make(name: str, model: PreTrainedModel, generator: torch.Generator) -> dict
         tokens = _tokens(model, generator, rows=3, length=_POSITIONS)
         return {"input_ids": tokens, "attention_mask": mask.to(model.device)}
     except AttributeError as error:
-        raise cannot_gate(model, f"its configuration does not say how large its {name} are: {error}") from error
+        raise cannot_gate(model, f"its configuration does not contain the size of its {name}: {error}") from error
 
 
 def _tokens(model: PreTrainedModel, generator: torch.Generator, *, rows: int, length: int) -> Tensor:
@@ -95,10 +89,9 @@ def _shape(name: str, config: Any) -> tuple[int, ...]:
         size = config.image_size
         return 3, config.num_channels, *((size, size) if isinstance(size, int) else size)
     if name == "input_features":
-        width = getattr(config, "input_feat_per_channel", None)
-        return (
-            (3, config.num_mel_bins, 2 * config.max_source_positions) if width is None else (3, 4 * _POSITIONS, width)
-        )
+        if (width := getattr(config, "input_feat_per_channel", None)) is not None:
+            return 3, 4 * _POSITIONS, width
+        return 3, config.num_mel_bins, 2 * config.max_source_positions
     if (strides := getattr(config, "conv_stride", None)) is None:
         return 3, config.max_length, config.num_mel_bins
     # Samples for as many frames as a probe has positions.
@@ -122,7 +115,7 @@ def evaluation_mode(model: torch.nn.Module) -> Generator[None]:
 
 @contextmanager
 def keep_random_state(model: torch.nn.Module) -> Generator[None]:
-    """Restore the global random state at the end: that of the CPU, and of the GPUs that hold weights."""
+    """Restore the global random state at the end, of the CPU and of the GPUs with weights of the model."""
     gpus = {weight.device.index for weight in model.parameters() if weight.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(gpus)):
         yield
@@ -132,7 +125,7 @@ def keep_random_state(model: torch.nn.Module) -> Generator[None]:
 def run_probe(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return all output tensors of one pass and, if the model has a cache, of two passes that share it.
 
-    A cache that the configuration switches off is used, too, because `generate` may use it.
+    A cache that the configuration switches off is used too, because `generate` may use it.
     """
     whole = _run_with_cache(model, inputs)
     found = _tensors(whole)
@@ -155,7 +148,7 @@ def _run_with_cache(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Any:
     try:
         return model(**inputs, use_cache=True)
     except Exception:
-        # A model may raise anything. If its cache is on by default, the same error comes again.
+        # A model may raise any error; if its cache is on by default, this raises it again.
         return model(**inputs)
 
 
@@ -178,7 +171,7 @@ def run_in_two_passes(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Iter
 
 
 def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    """Return whether nan is in the same places, and all bits are equal elsewhere.
+    """Return whether nan is in the same places, and all other elements are bitwise equal.
 
     Some attention functions return nan for a query that sees no key, and the bits of nan vary.
     """
@@ -191,7 +184,7 @@ def bitwise_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 
 def largest_change(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """Return the largest difference of two numbers; infinite if only one of them is nan, 0 if both are."""
+    """Return the largest difference of two elements; infinite if only one of them is nan, 0 if both are."""
     largest = 0.0
     for a, b in zip(ours, theirs, strict=True):
         changes = (_without_nan(a).double() - _without_nan(b).double()).abs()
@@ -200,7 +193,7 @@ def largest_change(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 
 def exceeds_rounding(ours: Sequence[Tensor], theirs: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Return whether outputs differ by more than the root of the dtype's epsilon, relative to the largest of theirs."""
+    """Return whether outputs differ by more than the root of the dtype's epsilon, times the largest of theirs."""
     size = max(float(_without_nan(each).abs().max()) for each in theirs)
     return not largest_change(ours, theirs) <= size * torch.finfo(dtype).eps ** 0.5
 

@@ -1,14 +1,14 @@
-"""Find all attention of a model that gates can act on, and the reasons why the rest cannot have gates.
+"""Find the attention modules of a loaded model by running a small input through it.
 
-Attention goes through transformers' attention function, or is decomposed: a softmax over keys whose result multiplies
-values, or PyTorch's own attention, and a matrix whose input is the heads' outputs, side by side, bit by bit.
+A module calls transformers' attention function, or its attention is decomposed: a softmax over keys that multiplies
+values, or PyTorch's own attention, followed by a matrix whose input is bitwise equal to the concatenated heads.
 
 Legend: B batch, T query positions, S key positions, W width of a projection, H query heads, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from tidegate.torch.retrofit.checks import require_attention
-from tidegate.torch.retrofit.flow import Trace, Watch, find_attention, gradient_to
+from tidegate.torch.retrofit.flow import Trace, Watch, gradient_to
 from tidegate.torch.retrofit.interface import (
     calls_interface,
     gated_implementation,
@@ -67,13 +67,13 @@ def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Surve
     """Find the attention modules of a model by running it on an input.
 
     Raises:
-        InputError: If the input reaches none.
+        InputError: If the input reaches none of them.
     """
     with evaluation_mode(model), keep_random_state(model):
         calling = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
-        found = _find_on_interface(model, inputs) if calling else []
+        found = _find_on_interface(model, inputs, calling) if calling else []
         known = {layer.module for layer in found}
-        decomposed, unfit = _find_decomposed(model, lambda: model(**inputs), known=known)
+        decomposed, unfit = _find_decomposed(model, inputs, known)
         found += [replace(layer, in_function=False) for layer in decomposed]
         require_attention(model, found)
         layers = _note_cache(model, inputs, found)
@@ -96,9 +96,15 @@ def implementation(model: PreTrainedModel, name: str) -> Generator[None]:
         model.set_attn_implementation(before)
 
 
-def _find_on_interface(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[AttentionLayout]:
-    with implementation(model, gated_implementation(stock_implementation(implementation_in(model)))):
-        found = find_attention(model, lambda: model(**inputs))
+def _find_on_interface(
+    model: PreTrainedModel, inputs: dict[str, Tensor], calling: dict[nn.Module, str]
+) -> list[AttentionLayout]:
+    """Return the layouts of the modules that call the attention interface, in the order in which they run."""
+    watch = Watch(model, calling)
+    gated = gated_implementation(stock_implementation(implementation_in(model)))
+    with implementation(model, gated), watch.recording(keyword="attn_seen"), torch.enable_grad():
+        model(**inputs)
+    found = [layout for trace in watch.traces.values() if (layout := trace.layout()) is not None]
     for layer in found:
         remember_functions(type(layer.module))
     in_function = _supports_gated_twin(model, inputs)
@@ -106,9 +112,9 @@ def _find_on_interface(model: PreTrainedModel, inputs: dict[str, Tensor]) -> lis
 
 
 def _supports_gated_twin(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the gated implementation, without gates, computes the same as the stock one.
+    """Return whether the gated implementation without gates is bitwise equal to the stock one.
 
-    Some modules depend on the name of the implementation.
+    Some modules depend on the implementation's name.
     """
     if any(layer.acts_in_function for layer in gated_layers(model)):
         return True
@@ -124,7 +130,7 @@ def _supports_gated_twin(model: PreTrainedModel, inputs: dict[str, Tensor]) -> b
 def _note_cache(
     model: PreTrainedModel, inputs: dict[str, Tensor], layers: list[AttentionLayout]
 ) -> tuple[AttentionLayout, ...]:
-    """Set `spans_cache` of projections that receive all positions of a cache when a single one is new."""
+    """Set `spans_cache` of projections that receive all positions of a cache when only one is new."""
     inner = {part.slot.module for layer in layers for part in layer.parts.values() if part.source == "inner"}
     if not inner or not has_cache(model, inputs):
         return tuple(layers)
@@ -138,26 +144,22 @@ def _note_cache(
             stack.enter_context(projection.register_forward_hook(note))
         # The last length counts, from the pass over one new position.
         list(run_in_two_passes(model, inputs))
-    return tuple(
-        replace(
-            layer,
-            parts={
-                kind: replace(part, spans_cache=lengths.get(part.slot.module, 0) > 1)
-                for kind, part in layer.parts.items()
-            },
-        )
-        for layer in layers
-    )
+    noted: list[AttentionLayout] = []
+    for layer in layers:
+        spans = {kind: lengths.get(part.slot.module, 0) > 1 for kind, part in layer.parts.items()}
+        parts = {kind: replace(part, spans_cache=spans[kind]) for kind, part in layer.parts.items()}
+        noted.append(replace(layer, parts=parts))
+    return tuple(noted)
 
 
 def _find_decomposed(
-    model: nn.Module, run: Callable[[], object], *, known: set[nn.Module]
+    model: PreTrainedModel, inputs: dict[str, Tensor], known: set[nn.Module]
 ) -> tuple[list[AttentionLayout], list[str]]:
     """Return the layouts of modules with decomposed attention, in the order in which they run.
 
-    The second list has the paths of those whose heads are not the unchanged input of a matrix.
+    The second list has the paths of modules whose heads are not the unchanged input of a matrix.
     """
-    # Children have the weights of a matrix, or of a convolution, which cannot be gated.
+    # Candidates have a matrix as a child, or a convolution, which cannot be gated.
     names = {
         module: name
         for name, module in model.named_modules()
@@ -171,7 +173,7 @@ def _find_decomposed(
             stack.enter_context(module.register_forward_pre_hook(operators.enter))
             stack.enter_context(module.register_forward_hook(operators.leave, always_call=True))
         stack.enter_context(operators)
-        run()
+        model(**inputs)
     found = (trace.layout() for trace in watch.traces.values())
     layouts = [layout for layout in found if layout is not None and layout.output is not None]
     fitting = {layout.name for layout in layouts}
@@ -257,9 +259,10 @@ def _record_product(trace: Trace, scores: Tensor, value: Tensor, output: Tensor)
 
 
 def _columns_in_scores(scores_BHTS: Tensor, leaf_BTW: Tensor) -> tuple[list[list[int]] | None, list[list[int]] | None]:
-    """List the columns that each head's queries and keys come from, by the scores of the last query.
+    """List the columns that each head's queries and keys come from.
 
-    Scores depend on the query's columns at its own position, and on the keys' columns at all positions.
+    The scores of the last query depend on the query's columns at its own position, and on the keys' columns at all
+    positions.
     """
     last = scores_BHTS.shape[2] - 1
     if leaf_BTW.shape[1] <= last:

@@ -1,16 +1,16 @@
 """Find models and modules inside the wrappers of adapters.
 
-A wrapper is recognized by its members: a model under `get_base_model()`, a layer under `base_layer`, or a module
-under `original_module` with trained copies under `modules_to_save`.
+A wrapper has a model under `get_base_model()`, a layer under `base_layer`, or a module under `original_module` with
+trained copies under `modules_to_save`.
 """
 
-# Children of a module itself: `getattr` would give those of the wrapped module, too.
+# `getattr` would also find the children of the wrapped module.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 from tidegate.torch.gate import AttentionGates
 
 _ADAPTED, _ORIGINAL, _COPIES = "base_layer", "original_module", "modules_to_save"
+_Inside: TypeAlias = Callable[[nn.Module], nn.Module | None]
+"""From a wrapper to the module inside it; None for other modules."""
 
 
 def unwrap_model(model: nn.Module) -> PreTrainedModel:
@@ -34,13 +36,16 @@ def unwrap_model(model: nn.Module) -> PreTrainedModel:
 
 def acting_module(module: nn.Module) -> nn.Module:
     """Return the module that runs here: the active copy of a wrapper with trained copies, or the original."""
-    while (inner := _acting_inside(module)) is not None:
-        module = inner
-    return module
+    return _innermost(module, _acting_inside)
+
+
+def base_module(module: nn.Module) -> nn.Module:
+    """Return the module inside all adapters around it."""
+    return _innermost(module, _base_inside)
 
 
 def acting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module that runs, by its path without wrappers of trained copies, but not those inside gates."""
+    """Yield every module that runs, except those inside gates, by its path without wrappers of trained copies."""
     return _walk(model, "", _acting_inside)
 
 
@@ -54,22 +59,18 @@ def has_adapters(model: nn.Module) -> bool:
     return any(_base_inside(module) is not None for module in model.modules())
 
 
-def base_module(module: nn.Module) -> nn.Module:
-    """Return the module inside all adapters around it."""
-    while (inner := _base_inside(module)) is not None:
-        module = inner
-    return module
-
-
-def _walk(
-    module: nn.Module, path: str, inside: Callable[[nn.Module], nn.Module | None]
-) -> Iterator[tuple[str, nn.Module]]:
-    while (inner := inside(module)) is not None:
-        module = inner
+def _walk(module: nn.Module, path: str, inside: _Inside) -> Iterator[tuple[str, nn.Module]]:
+    module = _innermost(module, inside)
     yield path, module
     if not isinstance(module, AttentionGates):
         for name, child in module.named_children():
             yield from _walk(child, f"{path}.{name}" if path else name, inside)
+
+
+def _innermost(module: nn.Module, inside: _Inside) -> nn.Module:
+    while (inner := inside(module)) is not None:
+        module = inner
+    return module
 
 
 def _base_inside(module: nn.Module) -> nn.Module | None:
