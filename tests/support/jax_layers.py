@@ -1,7 +1,6 @@
 """Small JAX attention layers: the twins of those in `torch_layers`, weight for weight."""
 
 import copy
-import re
 from dataclasses import dataclass, replace
 
 import jax
@@ -37,11 +36,6 @@ def quick_jit(function):
     """The function compiled for few runs; it returns NumPy arrays, which are compared without a compilation."""
     compiled = jax.jit(function, compiler_options=QUICKLY)
     return lambda *arguments: jax.tree.map(np.asarray, compiled(*arguments))
-
-
-def opening(message):
-    """A pattern for a whole error message, to which JAX adds a note while it traces."""
-    return rf"^{re.escape(message)}(\n|$)"
 
 
 def side_by_side(gates):
