@@ -52,16 +52,6 @@ def test_global_tokens_see_all_and_are_seen_by_all(n, window, tokens):
     assert np.array_equal(global_local_mask(n, 1, n // 2), global_local_mask(n, 1, range(n // 2)))
 
 
-@given(n=sizes, extra=st.integers(0, 3))
-def test_the_limits_of_a_window(n, extra):
-    assert np.array_equal(causal_mask_with_window(n, 1), np.eye(n, dtype=bool))
-    assert np.array_equal(causal_mask_with_window(n, n + extra), causal_mask(n))
-    assert local_attention_mask(n, 2 * n + extra).all()
-    assert np.array_equal(local_attention_mask(n, 1), np.eye(n, dtype=bool))
-    assert strided_attention_mask(n, 1).all()
-    assert np.array_equal(block_sparse_mask(n, 1), np.eye(n, dtype=bool))
-
-
 @pytest.mark.parametrize(
     ("xp", "kind"), [(np, np.ndarray), (jnp, jax.Array), (torch, torch.Tensor)], ids=["numpy", "jax", "torch"]
 )
@@ -99,11 +89,6 @@ def test_padding_is_what_lies_beyond_the_length(library, lengths, keys):
     assert np.array_equal(real, np.arange(5) < lengths[..., None])
     assert np.array_equal(both, real[..., :, None] & (np.arange(4) < keys[..., None])[..., None, :])
     assert np.array_equal(causal, causal_mask(5) & real[..., :, None] & real[..., None, :])
-
-
-@EAGER
-def test_one_length_without_a_batch_gives_one_row(array):
-    assert to_numpy(padding_mask(array(2), 4)).tolist() == [True, True, False, False]
 
 
 def test_a_narrow_integer_counts_past_its_own_range(library):
