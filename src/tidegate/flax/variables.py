@@ -1,7 +1,7 @@
-"""Parameters as variables of NNX modules, and how they are partitioned over the devices of a mesh.
+"""Parameters as variables of NNX modules, and their partition over the devices of a mesh.
 
-A module and the functions have the same names for everything. Heads and the inner width of feed-forward layers are
-split; a gate is partitioned like the query, so that each device holds the gates of its heads.
+Modules and functions use the same parameter names. Heads and the inner width of feed-forward layers are sharded; a gate
+is sharded like the query, so that each device holds the gates of its heads.
 """
 
 from __future__ import annotations
@@ -20,29 +20,19 @@ from tidegate.flax.attention import init_attention
 from tidegate.flax.decoder import init_model
 from tidegate.flax.params import Params, dotted_path, named_shapes, require_params
 
+_SPLIT_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _SPLIT_AXES: dict[tuple[str, ...], int] = {
-    ("q_proj", "kernel"): 1,
-    ("k_proj", "kernel"): 1,
-    ("v_proj", "kernel"): 1,
+    **{(name, "kernel"): 1 for name in _SPLIT_OUTPUTS},
+    **{(name, "bias"): 0 for name in _SPLIT_OUTPUTS},
     ("o_proj", "kernel"): 0,
-    ("q_proj", "bias"): 0,
-    ("k_proj", "bias"): 0,
-    ("v_proj", "bias"): 0,
-    ("metric", "weight"): 0,
-    ("gate_proj", "kernel"): 1,
-    ("up_proj", "kernel"): 1,
     ("down_proj", "kernel"): 0,
-    ("gate_proj", "bias"): 0,
-    ("up_proj", "bias"): 0,
+    ("metric", "weight"): 0,
 }
 """The sharded axis, by the names of a projection and its array; others are replicated."""
 
 
 class SwitchedModule(nnx.Module):
-    """A module with the switches `deterministic` and `decode`, and a stream of keys for dropout.
-
-    A switch may be set for the module or for a call; `nnx.view`, `train()` and `eval()` set it in a whole model.
-    """
+    """A module with the switches `deterministic` and `decode`, for itself or one call, and a stream of dropout keys."""
 
     def __init__(
         self,
@@ -66,8 +56,8 @@ class SwitchedModule(nnx.Module):
         """Set the switches; called by `nnx.view`.
 
         Args:
-            deterministic: if True, dropout is off.
-            decode: if True, the cache is used.
+            deterministic: Turn dropout off.
+            decode: Use the cache.
         """
         _require_switches(deterministic=deterministic, decode=decode)
         self.deterministic = self.deterministic if deterministic is None else deterministic
