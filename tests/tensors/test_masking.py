@@ -52,6 +52,16 @@ def test_global_tokens_see_all_and_are_seen_by_all(n, window, tokens):
     assert np.array_equal(global_local_mask(n, 1, n // 2), global_local_mask(n, 1, range(n // 2)))
 
 
+@given(n=sizes, extra=st.integers(0, 3))
+def test_the_limits_of_a_window(n, extra):
+    assert np.array_equal(causal_mask_with_window(n, 1), np.eye(n, dtype=bool))
+    assert np.array_equal(causal_mask_with_window(n, n + extra), causal_mask(n))
+    assert local_attention_mask(n, 2 * n + extra).all()
+    assert np.array_equal(local_attention_mask(n, 1), np.eye(n, dtype=bool))
+    assert strided_attention_mask(n, 1).all()
+    assert np.array_equal(block_sparse_mask(n, 1), np.eye(n, dtype=bool))
+
+
 @pytest.mark.parametrize(
     ("xp", "kind"), [(np, np.ndarray), (jnp, jax.Array), (torch, torch.Tensor)], ids=["numpy", "jax", "torch"]
 )
@@ -94,13 +104,6 @@ def test_padding_is_what_lies_beyond_the_length(library, lengths, keys):
 def test_a_narrow_integer_counts_past_its_own_range(library):
     lengths = np.array([200, 7], np.uint8)
     assert to_numpy(library.call(padding_mask, lengths, 300)).sum(axis=-1).tolist() == [200, 7]
-
-
-def test_lengths_of_numpy_and_another_library_mix(library):
-    keys = np.array([1, 2])
-    mask = library.call(lambda queries: attention_mask_from_padding(queries, keys, 2, 3), np.array([2, 1]))
-    assert isinstance(mask, library.kind)
-    assert to_numpy(mask).sum(axis=(-2, -1)).tolist() == [2, 2]
 
 
 @given(

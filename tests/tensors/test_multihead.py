@@ -74,12 +74,6 @@ def test_masks_have_two_axes_or_all(library):
         assert_close(output, multihead_attention(Q, K, V, *WEIGHTS, np.broadcast_to(mask, MASK.shape)))
 
 
-def test_a_mask_for_each_head_without_a_batch(library):
-    assert_close(
-        library.call(multihead_attention, Q[0], K[0], V[0], *WEIGHTS, MASK[0]), by_heads(Q[0], K[0], V[0], MASK[0])
-    )
-
-
 def test_returned_weights_are_those_of_each_head(library):
     output, weights = library.call(multihead_attention, Q, K, V, *WEIGHTS, MASK, return_weights=True)
     for h in range(HEADS):
