@@ -340,3 +340,8 @@ def test_success_falls_with_the_number_of_patterns_and_rises_with_width():
     assert success(16, 4) == 1 > success(16, 8) > success(16, 64) == 0
     assert success(32, 64) == 1
     assert success(32, 64) > classical_capacity(32) / 64
+
+
+def test_more_patterns_than_trials_and_fewer_are_both_measured():
+    assert retrieval_success(np.random.default_rng(0), 32, 50, num_trials=7) == 1
+    assert retrieval_success(np.random.default_rng(0), 32, 3, num_trials=7, noise_scale=100.0) < 1

@@ -88,6 +88,20 @@ def test_arrays_of_every_library_show_the_same_weights(convert):
 # --- weights
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_is_shown(half):
+    weights = torch.tensor(WEIGHTS).to(half)
+    np.testing.assert_array_equal(shown(plot_attention_weights(weights).axes[0]), weights.float().numpy())
+
+
+def test_given_axes_are_drawn_on():
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert plot_attention_weights(WEIGHTS, ax=right) is figure
+    assert not left.images
+    np.testing.assert_array_equal(shown(right), WEIGHTS)
+
+
 def test_weights_have_names_and_numbers():
     figure = plot_attention_weights(WEIGHTS, list("abcde"), list("tuvwxyz"), title="Mine", figsize=(3, 2))
     axes = drawn(figure)[0]

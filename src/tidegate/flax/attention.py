@@ -187,31 +187,20 @@ def run_attention(
     allowed, bias = combine_masks(
         info, scores_shape, dtype=q_BTHD.dtype, cache=cache, causal=is_causal, window=config.window
     )
-    causal, window = is_causal and cache is None, config.window if cache is None else None
+    limits: dict[str, Any] = {"mask": allowed, "bias": bias, "scale": config.scale, "causal": False, "window": None}
+    if cache is None:
+        limits |= {"causal": is_causal, "window": config.window}
     sink = config.gates.at("partition")
     is_placebo = sink is not None and sink.placebo is not None
-    o_BTHD = attend(
-        q_BTHD,
-        k_BSGD,
-        v_BSGD,
-        mask=allowed,
-        bias=bias,
-        causal=causal,
-        window=window,
-        scale=config.scale,
-        sink=None
-        if sink is None or is_placebo
-        else sink_logits(sink, _gate_parameters(params, sink), config.num_heads),
-        dropout=0.0 if dropout_key is None else config.dropout,
-        dropout_key=dropout_key,
-    )
+    logits_H = None
+    if sink is not None and not is_placebo:
+        logits_H = sink_logits(sink, _gate_parameters(params, sink), config.num_heads)
+    dropout = 0.0 if dropout_key is None else config.dropout
+    o_BTHD = attend(q_BTHD, k_BSGD, v_BSGD, sink=logits_H, dropout=dropout, dropout_key=dropout_key, **limits)
     if sink is not None and (trace or is_placebo):
         # A placebo has scores of 0, so it reads the logarithm of the number of visible keys.
         query = jnp.zeros_like(q_BTHD) if is_placebo else q_BTHD
-        partition_BTH = log_partition(
-            query, k_BSGD, mask=allowed, bias=bias, causal=causal, window=window, scale=config.scale
-        )
-        reads = replace(reads, partition=partition_BTH)
+        reads = replace(reads, partition=log_partition(query, k_BSGD, **limits))
         o_BTHD = apply_gate(sink, o_BTHD, reads, {}) if is_placebo else o_BTHD
     reads = replace(reads, output=o_BTHD)
 
