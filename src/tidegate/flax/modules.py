@@ -199,7 +199,7 @@ class GatedAttention(SwitchedModule):
         require_bool("sow_gates", sow_gates)
         if inputs_v is not None and inputs_v is not inputs_k:
             hint = "Keys, values and their gates read one context; leave inputs_v out."
-            raise InputError("inputs_v", expected="None or the array that inputs_k is", hint=hint)
+            raise InputError("inputs_v", expected="None or the same array as inputs_k", hint=hint)
         context = None if inputs_k is inputs_q else inputs_k
         require_bool_mask(mask)
         cache = self.held_cache() if self.decodes(decode) else None

@@ -88,7 +88,7 @@ class SwitchedModule(nnx.Module):
         given = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         stream = self.rngs if given is None else given
         if stream is None:
-            raise InputError("rngs", expected="given to a call of a module with keep_rngs=False", got=None)
+            raise InputError("rngs", expected="given in calls of a module with keep_rngs=False", got=None)
         return stream()
 
 
@@ -113,13 +113,13 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if axis not in kinds:
         hint = "Build the module under jax.set_mesh(mesh)."
-        raise InputError("mesh_axis", expected=f"an axis of the mesh, of {mesh.axis_names}", got=axis, hint=hint)
+        raise InputError("mesh_axis", expected=f"one of the mesh axes {mesh.axis_names}", got=axis, hint=hint)
     if kinds[axis] != AxisType.Auto:
         hint = f"Make the mesh with jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})."
         raise InputError("mesh_axis", expected="an axis of type Auto", got=f"{axis}: {kinds[axis].name}", hint=hint)
 
     def place(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:
-        # Arrays from outside the mesh are on one device, and the variable would not move them.
+        # The variable would not move arrays from outside the mesh, which are on one device.
         return nnx.Param(jax.device_put(array, spec), out_sharding=spec)
 
     return _nest(jax.tree.map(place, params, specs_for(params, axis=axis)))
