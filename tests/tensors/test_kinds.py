@@ -66,15 +66,15 @@ def results(Q, K, V, W_Q, W_V, W_O, W_g, E, W, x, patterns, g, temperatures):
 
 
 # Eager JAX would compile each step of each function.
-@pytest.mark.parametrize("library", [NUMPY, JAX_JIT, TORCH], ids=lambda library: library.name)
+@pytest.mark.parametrize("caller", [NUMPY, JAX_JIT, TORCH], ids=lambda caller: caller.name)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.full)])
-def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
+def test_results_are_of_the_callers_kind_and_dtype(caller, dtype):
     exact, _ = results(**ARRAYS)
-    found, others = library.call(results, **{name: array.astype(dtype) for name, array in ARRAYS.items()})
+    found, others = caller.call(results, **{name: array.astype(dtype) for name, array in ARRAYS.items()})
     for name, result in [*found.items(), *(("Hopfield", other) for other in others)]:
         with naming(name):
             # NumPy returns its numbers without an array around them.
-            assert isinstance(result, (library.kind, np.floating))
+            assert isinstance(result, (caller.kind, np.floating))
             assert to_numpy(result).dtype == dtype
             if name in exact:
                 assert_close(result, exact[name], dtype=dtype, what="gradient")
