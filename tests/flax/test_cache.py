@@ -5,41 +5,20 @@ import pytest
 from closeness import assert_close
 from covers import axis, over
 from errors import rejects
-from jax_layers import COMBINED, every_precision, largest_gap, make, quick_jit, sample
+from jax_layers import COMBINED, largest_gap, make, quick_jit, sample
 from torch_layers import OPTIONS
 
 from tidegate import HeadShape
 from tidegate.flax import KVCache, init_cache
-from tidegate.flax.cache import update_cache
 
 SHAPE = HeadShape(d_model=24, num_heads=4, num_kv_heads=2, head_dim=6)
 ALL_SITES = "g1+g2+g3+g4+g5"
-
-
-@every_precision
-def test_an_empty_cache_has_room_and_holds_nothing(dtype):
-    cache = init_cache(SHAPE, batch=3, max_length=7, dtype=dtype)
-    assert cache.key.shape == cache.value.shape == (3, 7, 2, 6)
-    assert cache.key.dtype == cache.value.dtype == dtype
-    assert (cache.length.shape, cache.length.dtype, int(cache.length)) == ((), jnp.int32, 0)
 
 
 @pytest.mark.parametrize("max_length", [0, -1])
 def test_room_is_at_least_one_position(max_length):
     with rejects("max_length"):
         init_cache(SHAPE, batch=1, max_length=max_length)
-
-
-def test_an_update_writes_after_what_is_there():
-    keys, values = sample(2, 5, 2, 6), sample(2, 5, 2, 6, seed=1)
-    cache = init_cache(SHAPE, batch=2, max_length=7, dtype=jnp.float64)
-    update = quick_jit(update_cache)
-    for start, end in ((0, 2), (2, 3), (3, 5)):
-        cache = update(cache, keys[:, start:end], values[:, start:end])
-        assert (cache.key[:, :end] == keys[:, :end]).all()
-        assert (cache.value[:, :end] == values[:, :end]).all()
-        assert (cache.key[:, end:] == 0).all()
-        assert int(cache.length) == end
 
 
 def as_shapes(tree):
@@ -99,32 +78,6 @@ def test_what_lies_past_the_end_is_not_seen():
     assert (step(x, dirty._replace(key=clean.key)) == step(x, clean)).all()
 
 
-def test_positions_continue_from_the_cache():
-    layer, x = make("bma", rope=True), sample(2, 5, 24)
-    first, cache = quick_jit(lambda x: layer(x, cache=layer.cache(2, 5)))(x[:, :3])
-
-    def implied_and_given(x, cache):
-        return layer(x, cache=cache)[0], layer(x, cache=cache, positions=np.arange(3, 5))[0]
-
-    for rest in quick_jit(implied_and_given)(x[:, 3:], cache):
-        assert_close(np.concatenate([first, rest], axis=1), layer.by_torch(x))
-
-
-def test_left_padded_rows_are_the_rows_alone():
-    layer, x = make("g1+bma+g3", rope=True, dtype=jnp.float32), sample(3, 6, 24, dtype=jnp.float32)
-    padding, slots = np.array([0, 2, 3]), np.arange(6)
-    mask = (slots >= padding[:, None])[:, None, None, :]
-    positions = np.maximum(slots - padding[:, None], 0)
-    step = quick_jit(lambda x, positions, cache: layer(x, mask=mask, positions=positions, cache=cache))
-    cache, outputs = layer.cache(3, 6), []
-    for start, end in ((0, 4), (4, 5), (5, 6)):
-        y, cache = step(x[:, start:end], positions[:, start:end], cache)
-        outputs.append(y)
-    y = np.concatenate(outputs, axis=1)
-    for row, pad in enumerate(padding):
-        assert_close(y[row : row + 1, pad:], layer.by_torch(x[row : row + 1, pad:]))
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_half_precision_cache_serves_a_float32_layer(dtype):
     layer, x = make("g1+bma", dtype=jnp.float32), sample(2, 4, 24, dtype=jnp.float32)
@@ -173,3 +126,11 @@ def test_an_overflow_that_cannot_be_rejected_is_nan_and_not_a_number_that_is_wro
     second, _ = step(x, cache)
     assert jnp.isfinite(first).all()
     assert jnp.isnan(second).all()
+
+
+def test_without_causality_the_last_chunk_sees_every_cached_position():
+    layer, x = make("g1+bma", causal=False), sample(2, 5, 24)
+    step = quick_jit(lambda x, cache: layer(x, cache=cache))
+    _, cache = step(x[:, :3], layer.cache(2, 7))
+    y, _ = step(x[:, 3:], cache)
+    assert_close(y, layer.by_torch(x)[:, 3:])

@@ -22,7 +22,6 @@ from jax_models import (
 
 from tidegate.config import TransformerConfig
 from tidegate.flax import (
-    apply_block,
     apply_model,
     apply_model_cached,
     cast_params,
@@ -31,7 +30,7 @@ from tidegate.flax import (
     stack_layers,
     unstack_layers,
 )
-from tidegate.flax.block import drop, init_feedforward
+from tidegate.flax.block import drop
 
 apply, apply_cached = (
     jit_quickly(function, static_argnames=("config", "num_logits")) for function in (apply_model, apply_model_cached)
@@ -59,13 +58,6 @@ def assert_trees_close(actual, expected, **options):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(one, other, **options)
-
-
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 31), (0, 5)])
-def test_every_position_gets_logits(batch, length):
-    options = {"positions": "learned", "norm": "layer", "feedforward": "gelu", "tie_embeddings": False}
-    config, params = make(num_layers=1, **options)
-    assert apply(params, sample(batch, length), config=config).shape == (batch, length, 31)
 
 
 def test_matrices_start_small_and_those_that_write_to_the_stream_smaller():
@@ -116,19 +108,10 @@ def test_variants_share_what_they_have_in_common_and_no_two_matrices_are_alike()
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jnp.bfloat16])
 def test_parameters_have_the_dtype_that_was_asked_for(dtype):
-    shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), TransformerConfig(gate="bma+g1"), dtype=dtype))
+    options = {"bias": True, "qk_norm": True, "metric": "learned", "positions": "learned", "tie_embeddings": False}
+    config = TransformerConfig(gate="output:query:r2:b1+bma", **options)
+    shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), config, dtype=dtype))
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(dtype)}
-
-
-def test_a_model_is_its_blocks_between_tables():
-    config, params = make(tie_embeddings=False, gate="bma+g1")
-    tokens, run = sample(2, 5), jit_quickly(apply_block, static_argnums=2)
-    arrays = jax.tree.map(np.asarray, params)
-    x = arrays["embedding"]["embedding"][np.asarray(tokens)]
-    for block in params["stack"]["blocks"]:
-        x = np.asarray(run(block, x, config))
-    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * arrays["stack"]["norm"]["scale"]
-    assert_close(apply(params, tokens, config=config), x @ arrays["head"]["kernel"])
 
 
 def loss_and_gradients(config, params, tokens, **options):
@@ -285,43 +268,31 @@ def test_what_lies_beyond_a_table_is_not_a_number():
 
 
 REJECTED = [
-    ({"tokens": jnp.zeros((2, 3))}, "^tokens must be"),
-    ({"tokens": jnp.zeros(3, int)}, "^tokens must be"),
-    ({"positions": jnp.arange(2)}, "^positions must be"),
-    ({"num_logits": 0}, "^num_logits must be"),
-    ({"tokens": sample(1, 17)}, "^tokens must be at most max_length=16"),
-    ({"segment_ids": jnp.zeros((2, 2), int)}, r"segment_ids must be of shape \(2, 3\)"),
-    ({"caches": []}, "^caches must be"),
-    ({"mask": jnp.ones((5, 5), bool)}, "^mask must be"),
+    ({"tokens": jnp.zeros((2, 3))}, "tokens"),
+    ({"tokens": jnp.zeros(3, int)}, "tokens"),
+    ({"tokens": sample(1, 17)}, "tokens"),
+    ({"positions": jnp.arange(2)}, "positions"),
+    ({"num_logits": 0}, "num_logits"),
+    ({"segment_ids": jnp.zeros((2, 2), int)}, "segment_ids"),
+    ({"caches": []}, "caches"),
+    ({"mask": jnp.ones((5, 5), bool)}, "mask"),
 ]
 
 
-@pytest.mark.parametrize("stray", [31, 5000, -1])
-@pytest.mark.parametrize("array", [np.array, jnp.array])
+@pytest.mark.parametrize(("arguments", "field"), REJECTED)
+def test_what_makes_no_sense_is_rejected_by_name_while_tracing(arguments, field):
+    config = TransformerConfig(**SIZES | {"max_length": 16}, positions="learned")
+    given = {"tokens": sample(2, 3)} | arguments
+    tokens, function = given.pop("tokens"), apply_model_cached if "caches" in given else apply_model
+    with rejects(field):
+        jax.eval_shape(lambda: function(init_model(jax.random.key(0), config), tokens, config, **given))
+
+
+@pytest.mark.parametrize(("array", "stray"), [(np.array, 31), (jnp.array, 5000), (jnp.array, -1)])
 def test_concrete_tokens_outside_the_vocabulary_are_rejected_in_words(stray, array):
     config = TransformerConfig(**SIZES)
     with rejects("tokens", hint="tokenizer"):
         apply_model({}, array([[1, stray]]), config)
-
-
-def test_what_is_no_array_and_no_list_of_caches_is_rejected_with_what_makes_one():
-    config, params = make()
-    with pytest.raises(TypeError, match=r"^tokens must be an array, got list\. Use jnp\.asarray\(tokens\)\.$"):
-        apply_model(params, [[1]], config)
-    (cache, _) = init_caches(config, batch=1, max_length=2)
-    with pytest.raises(TypeError, match=r"^caches must be stacked if the blocks are, and only then"):
-        apply_model_cached(params, sample(1, 1), config, caches=cache)
-    with pytest.raises(TypeError, match=r"^caches must be a list of KVCache, got dict\. Make it with init_caches\.$"):
-        apply_model_cached(params, sample(1, 1), config, caches={0: cache})
-
-
-@pytest.mark.parametrize(("arguments", "message"), REJECTED, ids=[row[1] for row in REJECTED])
-def test_what_makes_no_sense_is_rejected_by_name_while_tracing(arguments, message):
-    config = TransformerConfig(**SIZES | {"max_length": 16}, positions="learned")
-    given = {"tokens": sample(2, 3)} | arguments
-    tokens, function = given.pop("tokens"), apply_model_cached if "caches" in given else apply_model
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda: function(init_model(jax.random.key(0), config), tokens, config, **given))
 
 
 def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
@@ -335,38 +306,25 @@ def test_learned_positions_end_where_their_table_ends_with_a_cache_too():
 def test_caches_are_stacked_like_the_blocks():
     config, params = make()
     caches = init_caches(config, batch=1, max_length=3, dtype=jnp.float64)
-    for blocks, held in ((params, stack_layers(caches)), (with_stacked_blocks(params), caches)):
-        with pytest.raises(TypeError, match="caches must be stacked if the blocks are, and only then"):
-            apply_model_cached(blocks, sample(1, 2), config, caches=held)
+    stacked = with_stacked_blocks(params)
+    for blocks, wrong in (
+        (params, stack_layers(caches)),
+        (params, caches[0]),
+        (params, {0: caches[0]}),
+        (stacked, caches),
+    ):
+        with pytest.raises(TypeError, match=r"^caches must be"):
+            apply_model_cached(blocks, sample(1, 2), config, caches=wrong)
     with rejects("caches"):
-        apply_model_cached(with_stacked_blocks(params), sample(1, 2), config, caches=stack_layers([*caches, caches[0]]))
+        apply_model_cached(stacked, sample(1, 2), config, caches=stack_layers([*caches, caches[0]]))
+    with pytest.raises(TypeError, match=r"^tokens must be an array"):
+        apply_model(params, [[1]], config)
 
 
-def test_stacking_and_unstacking_are_inverse():
-    config, params = make()
-    blocks = params["stack"]["blocks"]
-    assert same(unstack_layers(stack_layers(blocks)), blocks)
-    caches = init_caches(config, batch=1, max_length=3)
-    assert same(unstack_layers(stack_layers(caches)), caches)
-
-
-def test_an_unknown_feedforward_is_rejected():
-    with rejects("kind"):
-        init_feedforward(jax.random.key(0), 4, 8, kind="relu")
-
-
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"gate": "none"}, "attn_gate.*unexpected"),
-        ({"num_layers": 3}, "missing|expected"),
-        ({"vocab_size": 100}, "embedding.embedding has shape"),
-        ({"tie_embeddings": False}, "head.kernel is missing"),
-    ],
-    ids=str,
+    ("change", "stacked"), [({"gate": "none"}, False), ({"tie_embeddings": False}, True), ({"num_layers": 3}, True)]
 )
-def test_parameters_of_another_configuration_are_rejected(change, complaint, stacked):
+def test_parameters_of_another_configuration_are_rejected(change, stacked):
     config, params = make(gate="bma")
     params = with_stacked_blocks(params) if stacked else params
 
@@ -374,5 +332,5 @@ def test_parameters_of_another_configuration_are_rejected(change, complaint, sta
         return jax.eval_shape(lambda params, tokens: apply_model(params, tokens, config), params, sample(1, 3))
 
     assert shapes(config).shape == (1, 3, 31)
-    with pytest.raises(ValueError, match=f"^params do not fit the configuration: .*({complaint})"):
+    with pytest.raises(ValueError, match=r"^params do not fit the configuration: "):
         shapes(replace(config, **change))

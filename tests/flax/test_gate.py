@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
-from jax_layers import every_precision, key, quick_jit, sample
+from jax_layers import quick_jit, sample
 from layers import EXOTIC, GATES
 
 from tidegate import Gate, HeadShape
-from tidegate.flax.gate import GateReads, activate, apply_gate, gate_logits, gate_values, init_gate
+from tidegate.flax.gate import GateReads, activate, apply_gate, gate_logits, gate_values
 from tidegate.tensors import activations, gating
 
 ACTIVATIONS = ["sigmoid", "silu", "softplus", "tanh1", "twosigmoid", "identity", "gelu", "tanh"]
@@ -94,16 +94,6 @@ def test_logits_are_computed_in_float32_whatever_the_dtype(gate):
     assert_close(np.swapaxes(logits, 1, 2), exact)
 
 
-SOME_GATES = tuple(map(Gate.parse, ("bma", "g5", "output:input:r2:b1")))
-
-
-@every_precision
-@pytest.mark.parametrize("gate", SOME_GATES, ids=str)
-def test_values_are_wide_and_what_is_gated_keeps_its_dtype(gate, dtype):
-    wide = np.float64 if dtype == jnp.float64 else np.float32
-    assert [array.dtype for array in everything(SOME_GATES, dtype)[gate]] == [wide, wide, dtype]
-
-
 @cache
 def activated(dtype):
     """Of each activation, by us and by the tensors, values and slopes."""
@@ -124,61 +114,3 @@ def test_an_activation_is_that_of_the_tensors(activation, dtype):
     (own, slope), (expected, expected_slope) = (found[activation] for found in activated(dtype))
     assert_close(own, expected)
     assert_close(slope, expected_slope, what="gradient")
-
-
-@every_precision
-def test_some_activations_are_exactly_one_at_zero(dtype):
-    for value in quick_jit(lambda z: [activate(name, z) for name in ("twosigmoid", "tanh1")])(np.zeros(3, dtype)):
-        assert (value == 1).all()
-
-
-LARGE = HeadShape(d_model=256, num_heads=8, num_kv_heads=4, head_dim=64)
-
-
-@every_gate
-def test_parameters_have_the_shapes_of_the_vocabulary(gate):
-    drawn = jax.eval_shape(lambda key: init_gate(key, gate, LARGE), jax.random.key(0))
-    assert {name: array.shape for name, array in drawn.items()} == gate.parameter_shapes(**asdict(LARGE))
-
-
-DRAWN = ("bma", "g1-head", "g5", "output:input:r2:w3:b1:shared-group", "dense:output:r3:b-1")
-
-
-@pytest.fixture(scope="module")
-def drawn_gates():
-    return quick_jit(lambda key: {name: init_gate(key, Gate.parse(name), LARGE) for name in DRAWN})(key())
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_a_matrix_starts_with_its_deviation_and_a_bias_at_its_value(drawn_gates, name):
-    gate, drawn = Gate.parse(name), drawn_gates[name]
-    for name, array in drawn.items():
-        numbers = np.asarray(array, np.float64)
-        if name == "bias":
-            assert (numbers == gate.bias).all()
-            continue
-        deviation = gate.rank**-0.5 if name == "weight_down" else 0.02
-        # The deviation of an estimate from n numbers is its value over sqrt(2n), and that of a mean over sqrt(n).
-        assert abs(numbers.std() / deviation - 1) < 6 / (2 * numbers.size) ** 0.5
-        assert abs(numbers.mean() / deviation) < 6 / numbers.size**0.5
-
-
-@every_precision
-def test_a_gate_starts_in_the_dtype_that_is_asked_for(dtype):
-    drawn = jax.eval_shape(
-        lambda key: init_gate(key, Gate.parse("output:input:r2:b1"), SHAPE, dtype=dtype), jax.random.key(0)
-    )
-    assert {array.dtype for array in drawn.values()} == {jnp.dtype(dtype)}
-
-
-def test_a_gate_on_the_source_reads_the_context():
-    shapes = {"context": (2, 7, 12), "value": (2, 7, 2, 6)}
-    reads = GateReads(
-        input=sample(2, 5, 12),
-        query=sample(2, 5, 4, 6, seed=2),
-        **{name: sample(*shape, seed=3) for name, shape in shapes.items()},
-    )
-    for name, length in (("g2", 7), ("g3", 7), ("vga", 7), ("key:value", 7), ("g1", 5), ("g4", 5), ("bma-query", 5)):
-        gate = Gate.parse(name)
-        values = jax.eval_shape(lambda gate=gate: gate_values(gate, reads, parameters_of(gate)))
-        assert values.shape == (2, length, gate.num_heads_at_site(SHAPE), 6)

@@ -9,7 +9,7 @@ from errors import rejects
 from jax_layers import key
 from jax_models import jit_quickly, left_padded, logits_of_torch, make, make_torch, sample, with_stacked_blocks
 
-from tidegate.flax import cast_params, generate
+from tidegate.flax import generate
 from tidegate.flax.generate import _generate, _round_up, next_token_probabilities
 from tidegate.torch.generate import next_token_probabilities as torch_probabilities
 
@@ -117,15 +117,6 @@ def test_no_length_grows_by_a_quarter():
 LIMITS = [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}]
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [pytest.param(filters, marks=() if "top_k" in filters else pytest.mark.full) for filters in LIMITS],
-    ids=str,
-)
-def test_each_filter_has_greedy_decoding_as_its_limit(model, greedy, filters):
-    assert np.array_equal(continued(model, key=key(), **filters), greedy)
-
-
 def test_each_filter_has_the_likeliest_token_as_its_limit():
     logits = np.random.default_rng(0).normal(size=(20, 31))
     likeliest = np.eye(31)[logits.argmax(axis=-1)]
@@ -192,12 +183,6 @@ def test_the_prompts_dtype_is_kept(model, greedy):
     assert np.array_equal(result, greedy)
 
 
-def test_half_precision_generates_too(model):
-    config, params = model
-    half = jit_quickly(partial(cast_params, dtype=jnp.bfloat16))(params)
-    assert continued((config, half), temperature=0).shape == (3, 13)
-
-
 def test_an_empty_batch_stays_empty(model):
     config, params = model
     result = generate(params, sample(0, 3), config, max_new_tokens=2, temperature=0, stop_tokens=[1])
@@ -252,26 +237,26 @@ def test_filters_work_in_single_precision_on_half_precision_logits():
 
 
 REJECTED = [
-    ({"prompt": PROMPT[0]}, "^prompt must be"),
-    ({"prompt": PROMPT[:, :0]}, "^prompt must be"),
-    ({"prompt": PROMPT.astype(float)}, "^tokens must be"),
-    ({"max_new_tokens": 0}, "^max_new_tokens must be"),
-    ({"max_new_tokens": 29}, "^max_new_tokens must be at most 28"),
-    ({"temperature": -1.0}, "^temperature must be"),
-    ({"temperature": 1.0}, "key must be .* at temperature=1.0, got None"),
-    ({"top_k": 2.5}, "^top_k must be"),
-    ({"prompt": PROMPT.at[0, 0].set(31)}, r"^prompt must be .*, got 31\. .*tokenizer"),
-    ({"prompt": PROMPT.at[2, 1].set(-1)}, r"^prompt must be .*, got -1\. .*tokenizer"),
-    ({"prompt": jnp.ones((1, 40), int)}, "^prompt must be .* Shorten prompt"),
-    ({"top_k": 0}, "^top_k must be"),
-    ({"top_p": 0.0}, "^top_p must be"),
-    ({"top_p": 1.5}, "^top_p must be"),
-    ({"stop_tokens": [3, 31]}, "^stop_tokens and pad_token must be .*, got 31"),
-    ({"pad_token": -1}, "^stop_tokens and pad_token must be .*, got -1"),
-    ({"prompt_mask": jnp.ones((3, 5))}, "^prompt_mask must be"),
-    ({"prompt_mask": jnp.ones((3, 2), bool)}, "^prompt_mask must be"),
-    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 4].set(False)}, "Pad left"),
-    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 1].set(False)}, "Pad left"),
+    ({"prompt": PROMPT[0]}, "prompt", ""),
+    ({"prompt": PROMPT[:, :0]}, "prompt", ""),
+    ({"prompt": PROMPT.astype(float)}, "tokens", ""),
+    ({"prompt": PROMPT.at[0, 0].set(31)}, "prompt", "tokenizer"),
+    ({"prompt": PROMPT.at[2, 1].set(-1)}, "prompt", "tokenizer"),
+    ({"prompt": jnp.ones((1, 40), int)}, "prompt", "Shorten prompt"),
+    ({"max_new_tokens": 0}, "max_new_tokens", ""),
+    ({"max_new_tokens": 29}, "max_new_tokens", ""),
+    ({"temperature": -1.0}, "temperature", ""),
+    ({"temperature": 1.0}, "key", "jax.random.key"),
+    ({"top_k": 2.5}, "top_k", ""),
+    ({"top_k": 0}, "top_k", ""),
+    ({"top_p": 0.0}, "top_p", ""),
+    ({"top_p": 1.5}, "top_p", ""),
+    ({"stop_tokens": [3, 31]}, "stop_tokens and pad_token", ""),
+    ({"pad_token": -1}, "stop_tokens and pad_token", ""),
+    ({"prompt_mask": jnp.ones((3, 5))}, "prompt_mask", ""),
+    ({"prompt_mask": jnp.ones((3, 2), bool)}, "prompt_mask", ""),
+    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 4].set(False)}, "prompt_mask", "Pad left"),
+    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 1].set(False)}, "prompt_mask", "Pad left"),
 ]
 
 
@@ -280,9 +265,9 @@ def learned():
     return make(positions="learned", num_layers=1)
 
 
-@pytest.mark.parametrize(("arguments", "message"), REJECTED, ids=[row[1] for row in REJECTED])
-def test_what_makes_no_sense_is_rejected_by_name(learned, arguments, message):
+@pytest.mark.parametrize(("arguments", "field", "hint"), REJECTED)
+def test_what_makes_no_sense_is_rejected_by_name(learned, arguments, field, hint):
     config, params = learned
     given = {"prompt": PROMPT, "max_new_tokens": 2, "temperature": 0} | arguments
-    with pytest.raises(ValueError, match=message):
+    with rejects(field, hint=hint):
         generate(params, given.pop("prompt"), config, **given)

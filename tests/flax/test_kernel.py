@@ -399,11 +399,6 @@ def test_dropout_is_the_keys():
     assert (first != other).any()
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_dropout_keeps_the_dtype(dtype):
-    assert {weights.dtype for weights in dropped_weights(key(), dtype=dtype, T=4, S=4)} == {jnp.dtype(dtype)}
-
-
 def test_dropout_needs_a_key():
     with rejects("dropout_key"):
         attended(*heads(), dropout=0.5)

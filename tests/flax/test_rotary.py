@@ -3,8 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close, naming
-from errors import rejects
-from jax_layers import make, quick_jit, sample
+from jax_layers import quick_jit, sample
 from torch_layers import ROTARY
 
 from tidegate.flax.attention import rotary_angles, rotate
@@ -39,19 +38,3 @@ def test_angles_are_wide_and_what_is_turned_keeps_its_dtype(dtype):
     assert angles[4095, 0, 0] == 4095
     turned = jax.eval_shape(rotate, sample(1, 4096, 1, 8, dtype=dtype), angles)
     assert (turned.shape, turned.dtype) == ((1, 4096, 1, 8), dtype)
-
-
-@pytest.mark.parametrize("rotary", [Rotary(), ROTARY], ids=str)
-def test_scores_depend_on_the_difference_of_positions_only(rotary):
-    layer, x = make("g1+bma", head_dim=8, rope=rotary), sample(2, 5, 24)
-    run = quick_jit(lambda positions: layer(x, positions=positions))
-    implied = layer.by_torch(x)
-    assert_close(run(np.arange(5) + 11), implied)
-    assert_close(run(np.arange(5)), implied)
-
-
-@pytest.mark.parametrize("shape", [(4,), (3, 5), (2, 4), (1, 2, 5)])
-def test_positions_that_do_not_fit_are_rejected(shape):
-    layer, positions = make("bma", rope=True), np.zeros(shape, int)
-    with rejects("positions"):
-        jax.eval_shape(lambda x: layer(x, positions=positions), sample(2, 5, 24))

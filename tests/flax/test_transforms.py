@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from jax_layers import (
-    GROUPED,
-    as_params,
-    as_tensor,
-    every_combination,
-    largest_gap,
-    make,
-    quick_jit,
-    rounding,
-    sample,
-)
+from jax_layers import GROUPED, as_params, as_tensor, every_combination, largest_gap, make, quick_jit, rounding, sample
 from torch_layers import OPTIONS
 
 from tidegate.flax import gated_attention

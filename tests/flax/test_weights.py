@@ -14,8 +14,7 @@ from safetensors import safe_open
 
 from tidegate import PRESETS
 from tidegate.config import TransformerConfig, VisionConfig
-from tidegate.flax import from_torch, init_model, load_params, save_params, to_torch
-from tidegate.flax.weights import BLOCK_NAMES, MODEL_NAMES
+from tidegate.flax import from_torch, load_params, save_params, to_torch
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import TransformerLM, VisionTransformer, load_model, save_model
 
@@ -61,44 +60,6 @@ def test_a_file_of_pytorch_goes_through_jax_and_back_bit_by_bit(path, options):
         assert torch.equal(one, other)
 
 
-@every_model
-def test_parameters_have_the_structure_that_is_drawn(options):
-    config = TransformerConfig(**SIZES | options)
-    model = TransformerLM(config)
-    expected = jax.eval_shape(lambda: init_model(jax.random.key(0), config))
-    params = from_torch(model.state_dict(), config)
-    assert jax.tree.structure(params) == jax.tree.structure(expected)
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, expected)
-
-
-def test_every_row_of_the_tables_serves_a_model():
-    used = set()
-    for options in (*MODELS.values(), {"norm": "layer", "bias": True}):
-        used |= set(TransformerLM(TransformerConfig(**SIZES | options), device="meta").state_dict())
-    blocks = {f"stack.blocks.{i}.{row.name}" for i in range(2) for row in BLOCK_NAMES.values()}
-    known = blocks | {row.name for row in MODEL_NAMES.values()}
-    assert used <= known
-    # What no model here happens to have: parts of gates in other combinations.
-    assert all("attn_gate" in name for name in known - used)
-
-
-def test_from_torch_and_to_torch_are_inverse():
-    config, params = make(**MODELS["all"])
-    assert_same(from_torch(to_torch(params, config), config), params)
-
-
-def test_layouts_are_pytorchs():
-    config, params = make(num_kv_heads=2, bias=True, tie_embeddings=False)
-    state = to_torch(params, config)
-    q_proj = params["stack"]["blocks"][1]["attention"]["q_proj"]
-    # Row 7 of PyTorch's matrix, of 6 for each head, is channel 1 of head 1.
-    assert np.array_equal(state["stack.blocks.1.attention.q_proj.weight"][7], q_proj["kernel"][:, 1, 1])
-    assert state["stack.blocks.1.attention.q_proj.bias"][7] == q_proj["bias"][1, 1]
-    o_proj = params["stack"]["blocks"][0]["attention"]["o_proj"]["kernel"]
-    assert np.array_equal(state["stack.blocks.0.attention.o_proj.weight"][:, 7], o_proj[1, 1])
-    assert np.array_equal(state["head.weight"], params["head"]["kernel"].T)
-
-
 def test_stacked_blocks_are_taken_apart():
     config, params = make()
     assert_same(to_torch(with_stacked_blocks(params), config), to_torch(params, config))
@@ -140,15 +101,10 @@ def test_the_file_says_what_it_is(path):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-NORM = "stack.norm.weight"
-# What a header may claim wrongly is tested with PyTorch's loader, which reads it by the same function.
+# A wrong header is tested with PyTorch's loader, which reads it by the same function.
 REJECTED = [
-    ({"metadata": {"format": None}, "sealed": False}, "Its format is None, not 'tidegate'. Write it with save_params."),
-    ({"metadata": {"model": "Oracle"}}, "It holds a model 'Oracle'."),
-    ({"metadata": {"config": '{"num_layers": 1000000}'}}, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
-    ({"tensors": {NORM: None}}, f"does not match its own configuration: {NORM} is missing."),
-    ({"tensors": {NORM: torch.zeros(3)}}, f"{NORM} has shape (3,), expected (24,)."),
-    ({"tensors": {NORM: torch.zeros(24, dtype=torch.int32)}}, f"{NORM} of the type I32"),
+    ({"metadata": {"format": None}, "sealed": False}, "Write it with save_params."),
+    ({"tensors": {"stack.norm.weight": torch.zeros(3)}}, "stack.norm.weight has shape (3,), expected (24,)."),
 ]
 
 

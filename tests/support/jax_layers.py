@@ -1,7 +1,6 @@
 """Small JAX attention layers: the twins of those in `torch_layers`, weight for weight."""
 
 import copy
-import re
 from dataclasses import dataclass, replace
 
 import jax
@@ -22,7 +21,7 @@ QUICKLY = {
     "xla_cpu_parallel_codegen_split_count": 1,
     "xla_llvm_disable_expensive_passes": True,
 }
-"""Compiles ten times as fast, to slower code."""
+"""Compiler options that compile ten times as fast, to slower code."""
 
 QUICK_FLAGS = " ".join(f"--{option}={value}".lower() for option, value in QUICKLY.items())
 """The same as `XLA_FLAGS`."""
@@ -39,13 +38,8 @@ def quick_jit(function):
     return lambda *arguments: jax.tree.map(np.asarray, compiled(*arguments))
 
 
-def opening(message):
-    """A pattern for a whole error message, to which JAX adds a note while it traces."""
-    return rf"^{re.escape(message)}(\n|$)"
-
-
 def side_by_side(gates):
-    """Gates on as few layers as their paths allow, spelled."""
+    """Spellings of gates, combined on as few layers as their paths allow."""
     layers = []
     for gate in gates:
         (gate,) = Gates.parse(gate)
@@ -55,7 +49,7 @@ def side_by_side(gates):
 
 
 COMBINED = ("none", *TOGETHER, *side_by_side(EXOTIC))
-"""Every legal gate and every odd one, on as few layers as their sites allow: a layer costs a compilation."""
+"""Every legal and exotic gate, on as few layers as their sites allow: a layer costs a compilation."""
 
 GROUPED = {"num_kv_heads": 2, "head_dim": 4, "rope": torch_layers.ROTARY, "qk_norm": True}
 """Options that most layers have."""
@@ -66,7 +60,7 @@ every_precision = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32, jn
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Parameters and options of one layer, and the PyTorch layer that they come from; call it on an input."""
+    """Parameters and options of one layer, and its PyTorch original; call it on an input."""
 
     params: dict
     config: AttentionConfig
@@ -83,7 +77,7 @@ class Layer:
         return copy.deepcopy(self.source).to(dtype).double()
 
     def by_torch(self, x, **given):
-        """What the PyTorch layer makes of the input: what this one should give, without a compilation."""
+        """Output of the PyTorch layer: the expected output, without a compilation."""
         with torch.no_grad():
             return self.torch_twin()(as_tensor(x), **{name: as_tensor(array) for name, array in given.items()}).numpy()
 
@@ -106,13 +100,13 @@ class Layer:
 
 
 def as_tensor(array):
-    """The numbers in PyTorch, floating ones in float64."""
+    """Convert to a PyTorch tensor, floating numbers to float64."""
     array = np.asarray(array)
     return torch.tensor(array.astype(np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array)
 
 
 def make(gate="none", *, dtype=jnp.float64, **options):
-    """The twin of `torch_layers.make`, in which nothing is near its start."""
+    """The twin of `torch_layers.make`, with parameters far from their initial values."""
     return twin(torch_layers.make(gate, **options)).to(dtype)
 
 
@@ -170,5 +164,5 @@ def largest_gap(actual, expected):
 
 
 def rounding(dtype, expected, *, times=8):
-    """What so many roundings of numbers as large as the expected ones come to."""
+    """The error of that many roundings at the magnitude of the expected numbers."""
     return times * float(jnp.finfo(dtype).eps) * (1 + np.abs(np.asarray(expected, np.float64)).max(initial=0))

@@ -22,7 +22,7 @@ jit_quickly = partial(jax.jit, compiler_options=QUICKLY)
 
 
 def make_torch(*, dtype=torch.float64, **options):
-    """A PyTorch model in which nothing is near its start, so that every part has an effect."""
+    """A PyTorch model with parameters far from their initial values, so that every part has an effect."""
     model = TransformerLM(TransformerConfig(**SIZES | options), dtype=torch.float64)
     model.reset_parameters(0)
     draw_matrices(model)
@@ -38,7 +38,7 @@ def make_torch(*, dtype=torch.float64, **options):
 
 
 def draw_matrices(model):
-    """Matrices of the fixture's own: how a library draws its initial values is no matter of parity."""
+    """Draw the matrices here, so that tests do not depend on the library's initial values."""
     writers = ("o_proj", "down_proj")
     with torch.random.fork_rng(devices=()), torch.no_grad():
         for name, module in model.named_modules():
@@ -57,19 +57,19 @@ def make(*, dtype=jnp.float64, **options):
 
 
 def sample(batch, length, *, seed=1):
-    """Tokens."""
+    """Random tokens."""
     tokens = torch.randint(31, (batch, length), generator=torch.Generator().manual_seed(seed))
     return jnp.asarray(tokens.numpy())
 
 
 def logits_of_torch(tokens, **options):
-    """What the PyTorch twin says: what the model should give, without a compilation."""
+    """Logits of the PyTorch twin: the expected logits, without a compilation."""
     with torch.no_grad():
         return make_torch(**options)(torch.tensor(tokens.tolist())).numpy()
 
 
 def gradients_of_torch(tokens, *, documents=None, **options):
-    """The PyTorch twin's `mean_loss` of saying each token where it stands, its gradients, and its logits."""
+    """The PyTorch twin's `mean_loss` with the tokens themselves as targets, its gradients, and its logits."""
     model, tokens = make_torch(**options), torch.tensor(tokens.tolist())
     logits = model(tokens, documents=None if documents is None else torch.tensor(documents.tolist()))
     loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
@@ -80,12 +80,12 @@ def gradients_of_torch(tokens, *, documents=None, **options):
 
 @jit_quickly
 def with_stacked_blocks(params):
-    """A model's parameters, its blocks ready for a scan."""
+    """Stack the blocks of a model's parameters for a scan."""
     return params | {"stack": params["stack"] | {"blocks": stack_layers(params["stack"]["blocks"])}}
 
 
 def left_padded(prompts, *, filler=5):
-    """Prompts of several lengths as one batch, and its mask."""
+    """Pad prompts of several lengths to one batch; return it and its mask."""
     width = max(prompt.shape[1] for prompt in prompts)
     padded, mask = np.full((0, width), filler), np.zeros((0, width), bool)
     for prompt in prompts:

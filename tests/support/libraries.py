@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Library:
-    """One way to call a function of arrays. `call` hands it arrays of its kind and returns what comes back."""
+    """One way to call a function of arrays: `call` converts NumPy arrays to this library's."""
 
     name: str
     array: Callable[[np.ndarray], Any]
@@ -20,7 +20,7 @@ class Library:
     jitted: bool = False
 
     def call(self, function, *arguments, **options):
-        """Call with every NumPy array turned into this library's; jitted libraries trace the arrays alone."""
+        """Call with every NumPy array converted to this library's; jitted libraries trace only the arrays."""
         arguments = [self._own(value) for value in arguments]
         options = {name: self._own(value) for name, value in options.items()}
         if not self.jitted:
@@ -33,7 +33,7 @@ class Library:
         try:
             compiled = _jitted(function, fixed)
         except TypeError:
-            compiled = _jitted.__wrapped__(function, fixed)  # an option that cannot be hashed is compiled anew
+            compiled = _jitted.__wrapped__(function, fixed)  # an option cannot be hashed
         return compiled({str(name): value for name, value in traced.items()})
 
     def _own(self, value):
@@ -55,7 +55,7 @@ def _jitted(function, fixed):
 
 
 NUMPY = Library("numpy", np.asarray, np.ndarray)
-# jnp.asarray would compile a copy for every new shape of a NumPy array.
+# jnp.asarray would compile a copy for every new shape.
 JAX = Library("jax", jax.device_put, jax.Array)
 JAX_JIT = Library("jax-jit", jax.device_put, jax.Array, jitted=True)
 TORCH = Library("torch", lambda array: torch.from_numpy(np.asarray(array, order="C")), torch.Tensor)

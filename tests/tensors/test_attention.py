@@ -10,7 +10,6 @@ from libraries import LIBRARIES
 
 from tidegate.tensors.activations import activate
 from tidegate.tensors.attention import (
-    attention_output,
     attention_scores,
     attention_scores_with_metric,
     attention_weights,
@@ -56,7 +55,7 @@ def by_loops(q, k, v, mask, temperature=1.0):
 @few
 @given(q=queries, k=keys, v=values, mask=masks, temperature=st.floats(0.3, 3))
 def test_attention_equals_its_formula_written_out(library, q, k, v, mask, temperature):
-    # An array, which JAX traces: for every number it would compile anew.
+    # An array, which JAX traces: each number would compile again.
     output, weights = library.call(
         scaled_dot_product_attention, q, k, v, mask, np.asarray(temperature), return_weights=True
     )
@@ -196,25 +195,3 @@ def test_the_decomposition_holds_every_step(library):
         to_numpy(steps["weights"]) * to_numpy(steps["partition"])[..., None], np.exp(to_numpy(steps["scores"]))
     )
     assert_close(steps["output"], scaled_dot_product_attention(Q, K, V))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
-    def all_of_them(q, k, v, g, mask):
-        weights = attention_weights(attention_scores(q, k), mask)
-        return [
-            attention_scores(q, k),
-            weights,
-            attention_output(weights, v),
-            scaled_dot_product_attention(q, k, v, mask),
-            bilinear_attention(q, k, v, g, mask),
-            batched_attention(q, k, v, mask),
-            decompose_attention(q, k, v)["partition"],
-        ]
-
-    arrays = [array.astype(dtype) for array in (Q, K, V, METRIC)]
-    expected = all_of_them(Q, K, V, METRIC, MASK)
-    for result, exact in zip(library.call(all_of_them, *arrays, MASK), expected, strict=True):
-        assert isinstance(result, library.kind)
-        assert to_numpy(result).dtype == dtype
-        assert_close(result, exact, dtype=np.dtype(dtype).name)

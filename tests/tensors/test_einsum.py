@@ -85,10 +85,6 @@ def test_the_string_means_the_plain_expression_in_a_batch(library):
     check_all(library, batch=(2, 3))
 
 
-def test_float32_stays_float32(library):
-    check_all(library, dtype=np.float32)
-
-
 SEVERAL_OPERANDS = [(name, shapes) for name, shapes, _ in OPERATIONS if len(shapes) > 1]
 
 
@@ -101,43 +97,22 @@ def test_batch_axes_broadcast(library):
             assert_close(result, getattr(einsum, name)(*full))
 
 
-def test_batch_axes_that_do_not_fit_are_rejected():
-    for name, shapes in SEVERAL_OPERANDS:
-        first, *_ = operands(shapes, (2,))
-        _, *others = operands(shapes, (3,))
-        with naming(name), pytest.raises(InputError, check=lambda error: "leading axes" in error.expected):
-            getattr(einsum, name)(first, *others)
-
-
-def test_too_few_axes_are_rejected(library):
+def test_operands_that_do_not_fit_are_rejected(library):
     for name, shapes, _ in OPERATIONS:
-        first, *others = operands(shapes)
-        with naming(name), pytest.raises(InputError, check=lambda error: "(..., " in error.expected):
-            library.call(getattr(einsum, name), first[0], *others)
-
-
-def test_integers_are_rejected():
-    for name, shapes, _ in OPERATIONS:
-        with naming(name), pytest.raises(TypeError, match="must have a real floating dtype, got int64"):
-            getattr(einsum, name)(*operands(shapes, dtype=np.int64))
-
-
-# `outer_product` has no index in common, the others have one argument.
-SHARED_LAST_AXIS = [row for row in SEVERAL_OPERANDS if row[0] != "outer_product"]
-
-
-def test_a_size_of_one_is_not_stretched(library):
-    for name, shapes in SHARED_LAST_AXIS:
-        first, *others = operands(shapes)
-        with naming(name), pytest.raises(InputError, check=lambda error: ", as in " in error.expected):
-            library.call(getattr(einsum, name), first[..., :1], *others)
-
-
-def test_the_error_names_the_argument():
-    with rejects("K"):
-        einsum.attention_scores_einsum(np.ones((2, 3)), np.ones((2, 4)))
-    with rejects("A"):
-        einsum.trace(np.ones((2, 3)))
+        function, (first, *others) = getattr(einsum, name), operands(shapes)
+        with naming(name):
+            with pytest.raises(InputError, check=lambda error: "(..., " in error.expected):
+                library.call(function, first[0], *others)
+            with pytest.raises(TypeError, match="must have a real floating dtype"):
+                function(first.astype(int), *others)
+            if others:
+                batched = [np.stack([other] * 3) for other in others]
+                with pytest.raises(InputError, check=lambda error: "leading axes" in error.expected):
+                    function(np.stack([first] * 2), *batched)
+            # `outer_product` has no index in common; a size of 1 is not stretched.
+            if others and name != "outer_product":
+                with pytest.raises(InputError, check=lambda error: ", as in " in error.expected):
+                    library.call(function, first[..., :1], *others)
 
 
 def test_autodiff_of_jax_and_torch_agree():
@@ -249,17 +224,6 @@ def test_a_bad_string_is_rejected_with_what_is_wrong(subscripts, hint):
             function(subscripts)
     with pytest.raises(TypeError, match="subscripts must be a string"):
         parse_einsum(3)
-
-
-def test_an_explanation_says_what_is_summed_and_gives_the_formula():
-    assert explain_einsum("i a, j a").splitlines() == [
-        "ia,ja->ij",
-        "  Tensor 1: i, a",
-        "  Tensor 2: j, a",
-        "  Result:   i, j",
-        "  Sum over: a",
-        "  Formula:  R[i, j] = Σ_{a} T1[i, a] · T2[j, a]",
-    ]
 
 
 def test_an_explanation_points_out_diagonals_and_batches():

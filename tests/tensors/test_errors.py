@@ -22,6 +22,7 @@ Q, K, V = ones(2, 3, 4), ones(2, 5, 4), ones(2, 5, 6)
 X, W_Q, W_V, W_O = ones(2, 3, 6), ones(4, 6, 3), ones(4, 6, 2), ones(4, 2, 6)
 HEADS = (W_Q, W_Q, W_V, W_O)
 STATE, PATTERNS = ones(4), ones(6, 4)
+RNG = np.random.default_rng(0)
 
 REJECTED = [
     (tt.gibbs_distribution, (SCORES, 1.0, mask(3)), "mask"),
@@ -91,6 +92,34 @@ REJECTED = [
     (tt.multihead_attention, (X, X, X, W_Q[0], W_Q, W_V, W_O), "W_Q"),
     (tt.multihead_attention, (ones(4, 3, 6), X, X, *HEADS), "K"),
     (tt.multihead_attention_batched, (X, X[0], X, *HEADS), "K"),
+    (tt.init_multihead_weights, (RNG, 6, 4), "num_heads"),
+    (tt.init_multihead_weights, (RNG, 6, 4, 2), "num_heads"),
+    (tt.init_multihead_weights, (RNG, 6, 0), "num_heads"),
+    (tt.init_multihead_weights, (RNG, 6, 3, None, 0), "d_v"),
+    *[
+        (function, (Q, *arguments), field)
+        for function in (tt.bilinearly_modulated_attention, tt.naive_query_modulated_attention)
+        for arguments, field in (
+            ((Q, Q, ones(3, 5)), "W_g"),
+            ((Q, Q, ones(3, 4)), "W_g"),
+            ((Q, Q, ones(4)), "W_g"),
+            ((Q, ROW, ones(4, 4)), "V"),
+        )
+    ],
+    (tt.bilinearly_modulated_attention, (Q, K, V, ones(4, 6)), "Q"),
+    (tt.bma_backward, (ones(2, 3, 5), Q, Q, Q, ones(4, 4)), "dL_dO"),
+    (tt.attention_backward, (ones(2, 3, 6), Q, K, V, ones(2, 3, 5), ones(2, 5, 3)), "S"),
+    (tt.grad_scores_wrt_Q, (ones(4, 3), ones(4, 2), 1.0), "K"),
+    (tt.grad_scores_wrt_K, (ones(4, 3), ones(3, 2), 1.0), "Q"),
+    (tt.grad_scores_wrt_K, (ones(4), ones(3, 2), 1.0), "dL_dS"),
+    (tt.grad_output_wrt_A, (ones(4, 3), ones(4, 2)), "V"),
+    (tt.grad_output_wrt_V, (ones(4, 3), ones(3, 2)), "A"),
+    (tt.grad_softmax, (ones(4, 3), ones(3)), "dL_dA"),
+    (tt.rotate, (ones(3, 4), ones(2, 2)), "angles"),
+    (tt.rotate, (ones(3, 4), ones(3, 3)), "angles"),
+    (tt.rotate, (ones(3, 4), ones(2, 3, 2)), "angles"),
+    (tt.rotate, (ones(2, 3, 4), ones(5, 3, 2)), "angles"),
+    (tt.rotate, (ones(4), ones(3, 2)), "x"),
     (tt.head_diversity, (ones(3, 3),), "A"),
     (tt.head_attention_entropy, (ones(3, 3),), "A"),
     (tt.euclidean_metric, (0,), "d"),
@@ -128,7 +157,7 @@ REJECTED = [
     (tt.energy_landscape_1d, (PATTERNS, 4), "axis"),
     (tt.retrieval_basin, (6, PATTERNS), "pattern_idx"),
     (tt.retrieval_basin, (0, PATTERNS, 0), "n_samples"),
-    (tt.retrieval_success, (np.random.default_rng(0), 4, 0), "num_patterns"),
+    (tt.retrieval_success, (RNG, 4, 0), "num_patterns"),
 ]
 
 REJECTED_VALUES = [
@@ -165,6 +194,10 @@ WRONG_TYPES = [
     (tt.multihead_attention, (X, X, X, *HEADS, ones(3, 3, dtype=int)), "mask"),
     (tt.multihead_attention, (X, X, X, W_Q, W_Q, W_V, W_O.astype(int)), "W_O"),
     (tt.sink_attention, (Q, K, V, np.arange(2)), "sink"),
+    (tt.bilinearly_modulated_attention, (Q, Q, Q, ones(4, 4, dtype=int)), "W_g"),
+    (tt.grad_softmax, (ones(3, 3, dtype=int), ones(3, 3)), "dL_dA"),
+    (tt.bma_backward, (ones(2, 3, 4, dtype=int), Q, Q, Q, ones(4, 4)), "dL_dO"),
+    (tt.init_multihead_weights, (0, 6, 3), "key"),
     (tt.euclidean_metric, (2.0,), "d"),
     (tt.learned_metric, (ones(3, 3, dtype=int),), "W"),
     (tt.diagonal_metric, ([1.0],), "diag"),

@@ -106,12 +106,6 @@ def test_a_gate_in_cross_attention_is_what_plain_loops_say(gate):
     )
 
 
-def test_a_gate_is_the_same_on_every_library(library):
-    gate = Gate.parse(EXOTIC[0])
-    target, sources, parameters = case(gate)
-    assert_close(call(library, gate, target, sources, parameters), expected(gate, target, sources, parameters))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_gate_keeps_the_kind_and_dtype_of_its_target(library, dtype):
     for gate, gated, wanted in call_all(library, dtype):
@@ -127,30 +121,6 @@ def test_no_two_sizes_need_be_equal():
     gated = apply_gate(gate, target, GateSources(input=x), parameters)
     for b in range(2):
         assert_close(gated[b], slow_gate(gate, target[b], parameters, input=x[b]))
-
-
-@pytest.mark.parametrize("gate", FEW, ids=str)
-def test_leading_axes_are_batch_axes(gate):
-    target, sources, parameters = case(gate)
-    whole = apply_gate(gate, target, GateSources(**sources), parameters)
-    for b in range(B):
-        one = {name: None if array is None else array[b] for name, array in sources.items()}
-        assert_close(apply_gate(gate, target[b], GateSources(**one), parameters), whole[b])
-    nested = {name: None if array is None else array[None] for name, array in sources.items()}
-    assert_close(apply_gate(gate, target[None], GateSources(**nested), parameters), whole[None])
-
-
-@pytest.mark.parametrize("gate", FEW, ids=str)
-def test_numpy_parameters_serve_any_kind_of_target(gate):
-    target, sources, parameters = case(gate)
-    narrow = {name: None if array is None else torch.from_numpy(array).float() for name, array in sources.items()}
-    gated = apply_gate(gate, torch.from_numpy(target).float(), GateSources(**narrow), parameters)
-    assert gated.dtype == torch.float32
-    assert_close(gated, expected(gate, target, sources, parameters))
-    own = {name: torch.from_numpy(array) for name, array in parameters.items()}
-    gated = apply_gate(gate, target, GateSources(**sources), own)
-    assert isinstance(gated, torch.Tensor)
-    assert_close(gated, expected(gate, target, sources, parameters))
 
 
 @pytest.mark.parametrize("gate", WITH_MATRICES, ids=str)
@@ -186,33 +156,6 @@ def test_a_half_precision_target_stays_one():
 
 
 class TestReads:
-    def test_a_source_side_gate_reads_its_groups_queries_side_by_side(self):
-        sources = raw()
-        reads = gate_reads(Gate.parse("bma"), GateSources(**sources))
-        query = sources["query"]
-        assert (
-            reads == np.stack([np.concatenate([query[:, 2 * g], query[:, 2 * g + 1]], -1) for g in range(G)], 1)
-        ).all()
-
-    def test_an_attending_gate_reads_its_groups_value(self):
-        sources = raw()
-        reads = gate_reads(Gate.parse("output:value"), GateSources(**sources))
-        assert (reads == sources["value"][:, [0, 0, 1, 1]]).all()
-
-    def test_the_dense_site_reads_all_heads_side_by_side(self):
-        sources = raw()
-        reads = gate_reads(Gate.parse("dense:output"), GateSources(**sources))
-        assert (reads[:, 0] == np.concatenate([sources["output"][:, n] for n in range(H)], -1)).all()
-
-    @pytest.mark.parametrize("site", ["output", "query", "dense", "key", "value"])
-    def test_input_is_the_context_on_the_attended_side(self, site):
-        sources = raw(cross=True)
-        reads = gate_reads(Gate(site=site), GateSources(**sources))
-        wanted = sources["context"] if site in ("key", "value") else sources["input"]
-        assert (reads == wanted[:, None]).all()
-        alone = gate_reads(Gate(site=site), GateSources(**raw()))
-        assert (alone == sources["input"][:, None]).all()
-
     @pytest.mark.parametrize("gate", WITH_MATRICES, ids=str)
     def test_a_width_reads_the_first_channels(self, gate):
         sources = GateSources(**raw())
@@ -245,15 +188,6 @@ class TestReads:
         sources = raw() | {missing: None}
         with rejects(f"GateSources.{missing}"):
             gate_reads(Gate.parse(gate), GateSources(**sources))
-
-    def test_what_is_not_read_need_not_be_there(self):
-        sources = raw()
-        needs = {"g1": ("input",), "bma": ("query", "value"), "bma-query": ("query",), "vga": ("value",)}
-        for gate, names in needs.items():
-            reads = gate_reads(Gate.parse(gate), GateSources(**{name: sources[name] for name in names}))
-            assert (reads == gate_reads(Gate.parse(gate), GateSources(**sources))).all()
-        with rejects("GateSources.input"):
-            gate_reads(Gate(), GateSources())
 
 
 def weight(*shape):
@@ -299,22 +233,8 @@ def test_a_target_that_does_not_fit_is_rejected(library, gate, shape):
         call(library, Gate.parse(gate), sample(*shape), raw(), parameters)
 
 
-def test_integers_are_rejected():
-    _, sources, parameters = case(Gate())
-    with pytest.raises(TypeError, match=r"^target must have a real floating dtype"):
-        apply_gate(Gate(), np.ones((B, H, T, h), int), GateSources(**sources), parameters)
-    with pytest.raises(TypeError, match=r"^weight must have a real floating dtype"):
-        apply_gate(Gate(), sample(B, H, T, h), GateSources(**sources), {"weight": np.ones((H, d, h), int)})
-
-
 class TestStart:
     SIZES = {"d_model": 40, "num_heads": 8, "num_kv_heads": 4, "head_dim": 10}  # noqa: RUF012
-
-    @pytest.mark.parametrize("gate", ALL, ids=str)
-    def test_parameters_have_their_shapes(self, gate):
-        parameters = init_gate_parameters(np.random.default_rng(0), gate, **self.SIZES)
-        shapes = {name: array.shape for name, array in parameters.items()}
-        assert shapes == gate.parameter_shapes(**self.SIZES)
 
     @pytest.mark.parametrize("init_std", [0.02, 0.5])
     def test_the_matrix_has_the_deviation_and_the_bias_its_value(self, init_std):
@@ -390,16 +310,6 @@ class TestBilinearlyModulatedAttention:
                 if mask is not None:
                     assert (to_numpy(output)[..., 1, :] == 0).all()
 
-    def test_no_two_sizes_need_be_equal(self):
-        Q, K, V, W_g = sample(2, 5, 3, 4), sample(2, 5, 3, 4), sample(2, 5, 3, 7), sample(5, 4, 7)
-        output = bilinearly_modulated_attention(Q, K, V, W_g)
-        for b, n in np.ndindex(2, 5):
-            assert_close(output[b, n], self.slow(Q[b, n], K[b, n], V[b, n], W_g[n], "source", None))
-
-    def test_one_matrix_serves_arrays_without_heads(self, library):
-        output = library.call(bilinearly_modulated_attention, self.Q[0, 0], self.K[0, 0], self.V[0, 0], self.W[0])
-        assert_close(output, self.slow(self.Q[0, 0], self.K[0, 0], self.V[0, 0], self.W[0], "source", None))
-
     def test_the_naive_form_equals_the_factored_one(self, library):
         arrays = (self.Q, self.K, self.V, self.W)
 
@@ -423,20 +333,9 @@ class TestBilinearlyModulatedAttention:
 
         assert_close(attend(2 * self.V - 3 * other), 2 * attend(self.V) - 3 * attend(other))
 
-    def test_the_layers_gates_say_the_same(self):
-        square = self.W[..., :4]
-        V = self.V[..., :4]
-        sources = GateSources(query=self.Q, value=V)
-        gated = apply_gate(Gate.parse("bma"), V, sources, {"weight": square})
-        assert_close(
-            scaled_dot_product_attention(self.Q, self.K, gated),
-            bilinearly_modulated_attention(self.Q, self.K, V, square),
-        )
-        plain = scaled_dot_product_attention(self.Q, self.K, V)
-        assert_close(
-            apply_gate(Gate.parse("bma-query"), plain, sources, {"weight": square}),
-            bilinearly_modulated_attention(self.Q, self.K, V, square, index="query"),
-        )
+    def test_the_index_is_source_or_query(self):
+        with rejects("index"):
+            bilinearly_modulated_attention(self.Q, self.K, self.V, self.W, index="target")
 
     def test_half_precision_keeps_its_dtype_and_takes_logits_in_float32(self):
         # Near -6 half precision has steps of 1/256: it would round the second entry away.
@@ -448,29 +347,3 @@ class TestBilinearlyModulatedAttention:
             output = bilinearly_modulated_attention(Q, Q, V, W_g, index=index)
             assert output.dtype == torch.float16
             assert output.item() == wanted.item()
-
-    @pytest.mark.parametrize(
-        ("change", "field"),
-        [
-            ({"W_g": weight(3, 5)}, "W_g"),
-            ({"W_g": weight(4, 1)}, "W_g"),
-            ({"W_g": weight(5)}, "W_g"),
-            ({"V": weight(5)}, "V"),
-            ({"Q": weight(4)}, "Q"),
-            ({"mask": np.ones((2, 3), bool)}, "mask"),
-        ],
-    )
-    @pytest.mark.parametrize("function", [bilinearly_modulated_attention, naive_query_modulated_attention])
-    def test_arguments_that_do_not_fit_are_rejected(self, function, change, field):
-        good = {"Q": self.Q[0, 0], "K": self.K[0, 0], "V": self.V[0, 0], "W_g": self.W[0], "mask": None}
-        with rejects(field):
-            function(**{**good, **change})
-        for name, wrong in (("W_g", weight(4, 5)), ("Q", weight(3, 4)), ("V", weight(3, 5))):
-            with pytest.raises(TypeError, match=f"^{name} must have a real floating dtype"):
-                function(**{**good, name: wrong.astype(int)})
-
-    def test_the_source_reading_needs_a_query_for_each_key(self):
-        with rejects("Q", hint="index='query'"):
-            bilinearly_modulated_attention(self.Q, sample(B, H, S, h), sample(B, H, S, 5), self.W)
-        with rejects("index"):
-            bilinearly_modulated_attention(self.Q, self.K, self.V, self.W, index="target")

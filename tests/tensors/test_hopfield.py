@@ -31,7 +31,6 @@ RNG = np.random.default_rng(5)
 PATTERNS = RNG.normal(size=(6, 4))
 STATE = RNG.normal(size=4)
 STATES = RNG.normal(size=(3, 4))
-SIGNS = np.where(RNG.normal(size=(3, 16)) > 0, 1.0, -1.0)
 # Six patterns of norm 4, any two of them orthogonal or opposite.
 APART = 4.0 * np.concatenate([np.eye(4)[:3], -np.eye(4)[:3]])
 
@@ -40,7 +39,7 @@ entries = st.floats(-3, 3, width=64).map(lambda x: round(x, 3))
 few = settings(max_examples=4)
 states_drawn = hnp.arrays(np.float64, (3, 4), elements=entries)
 patterns_drawn = hnp.arrays(np.float64, (6, 4), elements=entries)
-# Arrays, which JAX traces: for every number it would compile anew.
+# Arrays, which JAX traces: each number would compile again.
 betas = st.sampled_from([0.1, 1.0, 7.0]).map(np.asarray)
 signs = st.sampled_from([-1.0, 1.0])
 sign_states = hnp.arrays(np.float64, (3, 4), elements=signs)
@@ -82,16 +81,6 @@ def test_turning_all_neurons_at_once_can_cycle_between_two_states():
     turned = classical_hopfield_update(state, patterns)
     np.testing.assert_array_equal(turned, -state)
     np.testing.assert_array_equal(classical_hopfield_update(turned, patterns), state)
-
-
-def test_a_single_stored_pattern_is_restored_from_a_corrupted_one(library):
-    corrupted = SIGNS[0] * np.where(np.arange(16) < 3, -1.0, 1.0)
-    np.testing.assert_array_equal(to_numpy(library.call(classical_hopfield_update, corrupted, SIGNS[:1])), SIGNS[0])
-
-
-def test_classical_energy_constant_is_half_the_number_of_patterns():
-    overlaps = SIGNS @ SIGNS[1]
-    assert_close(np.asarray(classical_hopfield_energy(SIGNS[1], SIGNS)), np.asarray(-(overlaps**2).sum() / 32 + 1.5))
 
 
 # --- the modern network
@@ -183,51 +172,12 @@ def test_well_separated_patterns_are_retrieved_from_noise(library):
     assert_close(found.state, APART[:3])
 
 
-def test_low_beta_ends_in_the_mean_of_all_patterns():
-    assert_close(hopfield_retrieve(STATE, PATTERNS, 1e-9).state, PATTERNS.mean(axis=0), dtype="float32")
-
-
-def test_batches_of_patterns_meet_batches_of_states(library):
-    states, patterns = RNG.normal(size=(2, 1, 4)), RNG.normal(size=(3, 6, 4))
-
-    def all_of_them(states, patterns):
-        return *classical(states, patterns), modern_hopfield_energy(states, patterns)
-
-    batched = library.call(all_of_them, states, patterns)
-    for i, j in np.ndindex(2, 3):
-        for together, alone in zip(batched, all_of_them(states[i, 0], patterns[j]), strict=True):
-            assert_close(to_numpy(together)[i, j], np.asarray(alone))
-
-
 def test_one_query_is_retrieved_from_each_batch_of_patterns(library):
     patterns = RNG.normal(size=(2, 6, 4))
     found = library.call(hopfield_retrieve, STATE, patterns, 1.0, 3)
     assert tuple(found.trajectory.shape) == (2, 4, 4)
     for i in range(2):
         assert_close(found.state[i], hopfield_retrieve(STATE, patterns[i], 1.0, 3).state)
-
-
-# Every other test is in float64.
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.full)])
-def test_results_are_of_the_callers_kind_and_dtype(library, dtype):
-    def all_of_them(states, patterns):
-        found = hopfield_retrieve(states, patterns, 1.0, 4)
-        return found.num_iterations, [
-            *found[:3],
-            classical_hopfield_energy(states, patterns),
-            classical_hopfield_update(states, patterns),
-            separation_quality(patterns),
-            retrieval_basin(0, patterns, 9),
-            *energy_landscape_1d(patterns, 2, 9),
-            attention_as_hopfield(states, patterns, patterns),
-        ]
-
-    num_iterations, results = library.call(all_of_them, STATES.astype(dtype), PATTERNS.astype(dtype))
-    for result in results:
-        # NumPy hands out its numbers without an array around them.
-        assert isinstance(result, (library.kind, np.floating))
-        assert to_numpy(result).dtype == dtype
-    assert isinstance(num_iterations, library.kind)
 
 
 # --- attention
@@ -316,9 +266,7 @@ def test_modern_capacity_is_the_theorem_with_lamberts_function(d, epsilon, beta,
     assert_close(np.asarray(math.log(modern_capacity(d, epsilon, beta=beta, K=K))), np.asarray(expected))
 
 
-def test_modern_capacity_grows_exponentially_and_with_the_accepted_risk():
-    assert modern_capacity(200) > modern_capacity(100) ** 1.9
-    assert modern_capacity(64, 0.1) > modern_capacity(64, 0.01) > modern_capacity(64, 0.001)
+def test_a_capacity_beyond_the_largest_float_is_infinite():
     assert modern_capacity(100_000) == math.inf
 
 
@@ -363,14 +311,10 @@ def test_twins_are_never_retrieved_and_an_only_pattern_always():
     assert retrieval_basin(0, STATE[None, :], noise_scale=100.0) == 1
 
 
-def test_low_beta_retrieves_nothing():
-    assert retrieval_basin(0, APART, beta=1e-3) == 0
-
-
 @pytest.mark.parametrize(
     "key",
-    [np.random.default_rng(3), jax.random.key(3), torch.Generator().manual_seed(3)],
-    ids=["numpy", "jax", "torch"],
+    [np.random.default_rng(3), jax.random.key(3), jax.random.PRNGKey(3), torch.Generator().manual_seed(3)],
+    ids=["numpy", "jax", "jax, raw", "torch"],
 )
 def test_keys_of_each_library_give_their_kind_of_noise(key):
     def measure(key):

@@ -93,10 +93,6 @@ class TestForward:
     def test_a_layer_is_the_same_on_every_library(self, library):
         assert_is_slow(make_layer("bma+g1", full=True), mask=MASK, library=library)
 
-    @pytest.mark.parametrize("gates", ["none", TOGETHER[0]])
-    def test_a_layer_with_other_gates_is_the_same_on_every_library(self, library, gates):
-        assert_is_slow(make_layer(gates, full=True), mask=MASK, library=library)
-
     @pytest.mark.parametrize(
         "gates", ["none", "g1+g2", "g3+g4+g5", "bma-query+vga", "output:output+key:value+query:query"]
     )
@@ -133,11 +129,6 @@ class TestForward:
         factor = replace(layer, metric_factor=np.broadcast_to(np.eye(h), (H, h, h)))
         assert_close(diagonal(X), layer(X))
         assert_close(factor(X), layer(X))
-
-    @pytest.mark.parametrize("options", [{}, {"full": True, "metric_factor": None}], ids=["plain", "all but a metric"])
-    def test_rotary_output_depends_on_differences_of_positions_only(self, options):
-        layer = replace(make_layer("bma+g1+g3", **options), rotary=Rotary())
-        assert_close(layer(X, positions=np.arange(T) + 17), layer(X))
 
     def test_float32_stays_float32(self, library):
         layer = make_layer("bma+g1", rotary=Rotary(), q_norm=np.ones(h))

@@ -101,21 +101,9 @@ def test_padding_is_what_lies_beyond_the_length(library, lengths, keys):
     assert np.array_equal(causal, causal_mask(5) & real[..., :, None] & real[..., None, :])
 
 
-@EAGER
-def test_one_length_without_a_batch_gives_one_row(array):
-    assert to_numpy(padding_mask(array(2), 4)).tolist() == [True, True, False, False]
-
-
 def test_a_narrow_integer_counts_past_its_own_range(library):
     lengths = np.array([200, 7], np.uint8)
     assert to_numpy(library.call(padding_mask, lengths, 300)).sum(axis=-1).tolist() == [200, 7]
-
-
-def test_lengths_of_numpy_and_another_library_mix(library):
-    keys = np.array([1, 2])
-    mask = library.call(lambda queries: attention_mask_from_padding(queries, keys, 2, 3), np.array([2, 1]))
-    assert isinstance(mask, library.kind)
-    assert to_numpy(mask).sum(axis=(-2, -1)).tolist() == [2, 2]
 
 
 @given(

@@ -70,27 +70,6 @@ def test_position_zero_stays_and_the_negative_angle_turns_back():
     assert_close(rotate(rotate(x, angles), -angles), x)
 
 
-def test_angles_are_positions_times_falling_frequencies():
-    angles = rotary_angles(np.array([0, 1, 2]), 8, Rotary(base=16.0), like=sample(1))
-    assert_close(angles, np.outer([0, 1, 2], [1, 1 / 2, 1 / 4, 1 / 8]))
-
-
-def test_offset_adds_and_scale_divides():
-    like, positions = sample(1), np.arange(5)
-    plain = rotary_angles(positions, 8, Rotary(), like=like)
-    assert_close(
-        rotary_angles(positions, 8, Rotary(offset=3), like=like), rotary_angles(positions + 3, 8, Rotary(), like=like)
-    )
-    assert_close(rotary_angles(positions, 8, Rotary(scale=4.0), like=like), plain / 4)  # fmt: skip
-
-
-def test_channels_beyond_the_fraction_stay():
-    x = sample(4, 8)
-    turned = located(x, np.arange(4) + 1, Rotary(fraction=0.5))
-    assert (turned[:, 4:] == x[:, 4:]).all()
-    assert (turned[:, :4] != x[:, :4]).all()
-
-
 def test_positions_may_differ_by_batch(library):
     x, positions = sample(2, 3, 4, 8), np.array([[0, 1, 2, 3], [5, 6, 7, 8]])
     turned = library.call(lambda x, p: rotate(x, rotary_angles(p, 8, Rotary(), like=x)[:, None]), x, positions)
@@ -123,18 +102,3 @@ def test_options_out_of_range_are_rejected():
         for value in (0.0, -1.0, math.inf, math.nan):
             with rejects(f"Rotary.{name}"):
                 Rotary(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("x", "angles", "field"),
-    [
-        (sample(3, 4), sample(2, 2), "angles"),
-        (sample(3, 4), sample(3, 3), "angles"),
-        (sample(3, 4), sample(2, 3, 2), "angles"),
-        (sample(2, 3, 4), sample(5, 3, 2), "angles"),
-        (sample(4), sample(3, 2), "x"),
-    ],
-)
-def test_angles_that_do_not_fit_are_rejected(library, x, angles, field):
-    with rejects(field):
-        library.call(rotate, x, angles)

@@ -14,13 +14,7 @@ from layers import make_layer
 
 from tidegate.tensors.attention import attention_scores, attention_weights, scaled_dot_product_attention
 from tidegate.tensors.layer_gradients import layer_backward
-from tidegate.tensors.sink import (
-    entropy_with_sink,
-    log_partition_with_sink,
-    sink_attention,
-    sink_backward,
-    sink_mass,
-)
+from tidegate.tensors.sink import entropy_with_sink, log_partition_with_sink, sink_attention, sink_backward, sink_mass
 from tidegate.tensors.softmax import entropy, log_partition
 
 B, H, T, S, h = 2, 3, 5, 7, 4

@@ -31,9 +31,9 @@ NORM_EPSILON = 1e-6
 def init_attention(key: Array, config: AttentionConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
     """Return initial parameters, a plain pytree.
 
-    `q_proj`, `k_proj` and `v_proj` have a `kernel` (M, heads, D), `o_proj` a `kernel` (H, D, M), LeCun-normal; with
-    them perhaps a `bias`. `q_norm` and `k_norm` have a `scale` (D,), `metric` a `weight`, and `attn_gate` the
-    parameters of each gate by path, as `Gate.parameter_shapes` names them.
+    `q_proj`, `k_proj` and `v_proj` have a LeCun-normal `kernel` (M, heads, D), `o_proj` one of (H, D, M), each with an
+    optional `bias`. `q_norm` and `k_norm` have a `scale` (D,), `metric` a `weight`, and `attn_gate` the parameters of
+    each gate by path, as `Gate.parameter_shapes` names them.
     """
     shape = config.shape
     *keys, gate_key = jax.random.split(key, 5)
@@ -92,12 +92,12 @@ def gated_attention(
         x: (B, T, M).
         config: The layer's options; static.
         context: (B, S, M) for cross-attention, in a layer that is not causal; None attends to x.
-        mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S). A row that may see nothing gives 0
-            (after the output projection, its bias).
+        mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S). A fully masked row gives 0 (after
+            the output projection, its bias).
         positions: (T,) or (B, T) for the rotary embedding; None counts from 0.
         segment_ids: (B, T) ids of packed documents, which never attend across.
-        is_causal: Whether a query sees no later position; None uses the configuration.
-        dropout_key: For dropout of the attention weights; None drops nothing.
+        is_causal: Hide later positions; None uses the configuration.
+        dropout_key: Key for dropout of the attention weights; None applies no dropout.
     """
     info = SequenceInfo(mask, positions, segment_ids)
     return run_attention(params, x, config, info, context=context, is_causal=is_causal, dropout_key=dropout_key).output
@@ -114,7 +114,7 @@ def attend_cached(
     is_causal: bool | None = None,
     dropout_key: Array | None = None,
 ) -> tuple[Array, KVCache]:
-    """Return attention to the cached positions and those of x, and the cache with both.
+    """Return attention to the cached positions and those of x, and the updated cache.
 
     Other arguments are those of `gated_attention`; S of the mask is the cache's capacity, positions continue from it.
     """
@@ -139,10 +139,10 @@ def trace_gates(
 ) -> dict[GatePath, Array]:
     """Return every gate's values by path: (B, T, heads, D or 1), at the dense site (B, T, M), in float32 or better.
 
-    The arguments are those of `gated_attention`, with the cache that was passed to `attend_cached`. Compiled together
-    with either, what both compute is computed once.
+    The arguments are those of `gated_attention`, with the cache that was passed to `attend_cached`. In one `jit` with
+    either function, shared computations run once.
     """
-    # Arrays of JAX even where those of NumPy are given.
+    # Callers may pass NumPy arrays.
     x, context = jnp.asarray(x), None if context is None else jnp.asarray(context)
     info = SequenceInfo(mask, positions, segment_ids)
     return run_attention(params, x, config, info, context=context, cache=cache, is_causal=is_causal, trace=True).gates
@@ -187,31 +187,20 @@ def run_attention(
     allowed, bias = combine_masks(
         info, scores_shape, dtype=q_BTHD.dtype, cache=cache, causal=is_causal, window=config.window
     )
-    causal, window = is_causal and cache is None, config.window if cache is None else None
+    limits: dict[str, Any] = {"mask": allowed, "bias": bias, "scale": config.scale, "causal": False, "window": None}
+    if cache is None:
+        limits |= {"causal": is_causal, "window": config.window}
     sink = config.gates.at("partition")
     is_placebo = sink is not None and sink.placebo is not None
-    o_BTHD = attend(
-        q_BTHD,
-        k_BSGD,
-        v_BSGD,
-        mask=allowed,
-        bias=bias,
-        causal=causal,
-        window=window,
-        scale=config.scale,
-        sink=None
-        if sink is None or is_placebo
-        else sink_logits(sink, _gate_parameters(params, sink), config.num_heads),
-        dropout=0.0 if dropout_key is None else config.dropout,
-        dropout_key=dropout_key,
-    )
+    logits_H = None
+    if sink is not None and not is_placebo:
+        logits_H = sink_logits(sink, _gate_parameters(params, sink), config.num_heads)
+    dropout = 0.0 if dropout_key is None else config.dropout
+    o_BTHD = attend(q_BTHD, k_BSGD, v_BSGD, sink=logits_H, dropout=dropout, dropout_key=dropout_key, **limits)
     if sink is not None and (trace or is_placebo):
-        # A placebo has scores of 0: the logarithm of the number of keys that a query sees.
+        # A placebo has scores of 0, so it reads the logarithm of the number of visible keys.
         query = jnp.zeros_like(q_BTHD) if is_placebo else q_BTHD
-        partition_BTH = log_partition(
-            query, k_BSGD, mask=allowed, bias=bias, causal=causal, window=window, scale=config.scale
-        )
-        reads = replace(reads, partition=partition_BTH)
+        reads = replace(reads, partition=log_partition(query, k_BSGD, **limits))
         o_BTHD = apply_gate(sink, o_BTHD, reads, {}) if is_placebo else o_BTHD
     reads = replace(reads, output=o_BTHD)
 
@@ -219,7 +208,7 @@ def run_attention(
     y_BTM = _apply_gate("output", o_BTHD, reads, params, config, then=project)
     y_BTM = _apply_gate("dense", y_BTM, reads, params, config)
     if cache is not None:
-        # A traced length cannot be checked here: overflow gives nan.
+        # A traced length cannot be checked, so overflow gives nan.
         y_BTM = jnp.where(cache.length > cache.key.shape[1], jnp.nan, y_BTM)
     gates: dict[GatePath, Array] = {}
     if trace:
@@ -230,7 +219,7 @@ def run_attention(
 def attention_arrays(
     params: Mapping[str, Any], config: AttentionConfig, *, causal: bool | None = None
 ) -> AttentionArrays:
-    """Return the layer as plain arrays, its tested reference; `causal` None uses the configuration."""
+    """Return the layer as plain arrays; `causal` None uses the configuration."""
     require_bool("causal", causal, optional=True)
     metric = {} if config.metric is None else {METRIC_FIELDS[config.metric]: params["metric"]["weight"]}
     inward = {f"W_{name}": jnp.moveaxis(params[f"{name.lower()}_proj"]["kernel"], 1, 0) for name in "QKV"}
@@ -290,7 +279,7 @@ def _apply_gate(
     *,
     then: Callable[[Array], Array] = lambda gated: gated,
 ) -> Array:
-    """Apply the path's gate, if any, then `then`; with `recompute_gate` the backward pass recomputes both."""
+    """Apply the path's gate, if any, then `then`; with `recompute_gate` both are recomputed in the backward pass."""
     if (gate := config.gates.at(path)) is None:
         return then(target)
 

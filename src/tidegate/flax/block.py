@@ -1,4 +1,4 @@
-"""Transformer blocks, and a stack of them: what every model is built from.
+"""Transformer blocks and stacks of blocks.
 
 Legend: B batch, T positions, M model width, F inner width of the feed-forward layer.
 """
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tidegate._validation import InputError, require_num_caches
-from tidegate.config import FeedForwardKind, NormKind, StackConfig
+from tidegate._validation import require_num_caches
+from tidegate.config import NormKind, StackConfig
 from tidegate.flax.attention import LayerResult, init_attention, run_attention
 from tidegate.flax.cache import KVCache, require_cache
 from tidegate.flax.gate import widen
@@ -32,16 +32,23 @@ _EPSILON = {"rms": 1e-6, "layer": 1e-5}
 def init_block(key: Array, config: StackConfig, *, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
     """Return initial parameters of a block, as `initialize` draws them.
 
-    They are `attention` (see `init_attention`), `feedforward` (see `init_feedforward`), and `attention_norm` and
-    `feedforward_norm` with a `scale` (M,) and, for layer norms with biases, a `bias`.
+    They are `attention` (see `init_attention`); `feedforward`, with `kernel` (M, F) of `up_proj` and, for swiglu,
+    `gate_proj`, (F, M) of `down_proj`; and two norms with a `scale` (M,) and, for layer norms with biases, a `bias`.
     """
+    d_model, d_ff = config.d_model, config.feedforward_width
+    sizes = {"up_proj": (d_model, d_ff), "down_proj": (d_ff, d_model)}
+    if config.feedforward == "swiglu":
+        sizes["gate_proj"] = (d_model, d_ff)
+    # `initialize` draws the kernels.
+    feedforward = {name: {"kernel": jnp.zeros(size, dtype)} for name, size in sizes.items()}
+    if config.bias:
+        for name, (_, width) in sizes.items():
+            feedforward[name]["bias"] = jnp.zeros(width, dtype)
     params: Params = {
         "attention_norm": _init_norm(config, dtype),
         "attention": init_attention(key, config.attention, dtype=dtype),
         "feedforward_norm": _init_norm(config, dtype),
-        "feedforward": init_feedforward(
-            key, config.d_model, config.feedforward_width, kind=config.feedforward, bias=config.bias, dtype=dtype
-        ),
+        "feedforward": feedforward,
     }
     return initialize(key, params, init=config.init, num_layers=config.num_layers)
 
@@ -56,7 +63,7 @@ def apply_block(
     segment_ids: Array | None = None,
     dropout_key: Array | None = None,
 ) -> Array:
-    """Return the stream after this block (B, T, M).
+    """Return the residual stream after this block (B, T, M).
 
     The options are those of `gated_attention`; the key serves dropout of the weights and of both branches.
     """
@@ -74,7 +81,7 @@ def apply_block_cached(
     positions: Array | None = None,
     dropout_key: Array | None = None,
 ) -> tuple[Array, KVCache]:
-    """Return the stream after this block, which continues from a cache, and the cache; see `attend_cached`."""
+    """Return the residual stream after this block, continued from a cache, and the cache; see `attend_cached`."""
     require_cache(cache)
     info = SequenceInfo(mask, positions)
     result = run_block(params, x_BTM, config, info, cache=cache, dropout_key=dropout_key)
@@ -134,10 +141,7 @@ def apply_stack(
     dropout_key: Array | None = None,
     trace: bool = False,
 ) -> StackResult:
-    """Pass the embeddings (B, T, M) through all blocks and the norm.
-
-    Stacked blocks (`stack_layers`) run under `jax.lax.scan`, so that a deep model compiles as fast as one block.
-    """
+    """Pass the embeddings (B, T, M) through all blocks and the norm; blocks of `stack_layers` under `jax.lax.scan`."""
     blocks = params["blocks"]
     scanned = isinstance(blocks, Mapping)
     num_layers = jax.tree.leaves(blocks)[0].shape[0] if scanned else len(blocks)
@@ -149,7 +153,7 @@ def apply_stack(
 
     # With caches nothing is trained, and only a cache of known length can raise an error on overflow.
     if config.checkpoint_blocks and caches is None:
-        # A scan already prevents common-subexpression merging.
+        # A scan already prevents common-subexpression elimination.
         step = jax.checkpoint(step, prevent_cse=not scanned)
     keys = None
     if dropout_key is not None:
@@ -170,35 +174,6 @@ def unstack_layers(stacked: Any) -> list[Any]:
     """Undo `stack_layers`."""
     num_layers = jax.tree.leaves(stacked)[0].shape[0]
     return [jax.tree.map(operator.itemgetter(layer), stacked) for layer in range(num_layers)]
-
-
-def init_feedforward(
-    key: Array,
-    d_model: int,
-    d_ff: int,
-    *,
-    kind: FeedForwardKind = "swiglu",
-    bias: bool = False,
-    dtype: jax.typing.DTypeLike = jnp.float32,
-) -> Params:
-    """Return initial parameters: `kernel` (M, F) of `up_proj` and, for swiglu, `gate_proj`; (F, M) of `down_proj`.
-
-    Kernels are LeCun-normal, biases zero.
-    """
-    if kind not in ("swiglu", "gelu"):
-        raise InputError("kind", expected="'swiglu' or 'gelu'", got=kind)
-    sizes = {"up_proj": (d_model, d_ff), "down_proj": (d_ff, d_model)}
-    if kind == "swiglu":
-        sizes = {"gate_proj": (d_model, d_ff)} | sizes
-    lecun = jax.nn.initializers.lecun_normal()
-    params: Params = {
-        name: {"kernel": lecun(own, size, dtype)}
-        for own, (name, size) in zip(jax.random.split(key, len(sizes)), sizes.items(), strict=True)
-    }
-    if bias:
-        for name, (_, width) in sizes.items():
-            params[name]["bias"] = jnp.zeros(width, dtype)
-    return params
 
 
 def apply_feedforward(params: Params, x_BTM: Array) -> Array:
@@ -233,22 +208,15 @@ def drop(x: Array, rate: float, key: Array | None) -> Array:
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
 
 
-def _loop(
-    step: Callable[[Array, Any], tuple[Array, tuple[KVCache | None, dict[GatePath, Array]]]],
-    x_BTM: Array,
-    layers: tuple[Any, ...],
-) -> tuple[Array, tuple[list[KVCache] | None, list[dict[GatePath, Array]]]]:
+def _loop(step: Callable[[Array, Any], Any], x_BTM: Array, layers: tuple[Any, ...]) -> Any:
     """Run `step` over sequences like an unrolled `lax.scan`; a None input stays None."""
-    num_layers = max(len(each) for each in layers if each is not None)
-    given = [[None] * num_layers if each is None else each for each in layers]
-    caches: list[KVCache] = []
-    gates: list[dict[GatePath, Array]] = []
-    for layer in zip(*given, strict=True):
-        x_BTM, (cache, own_gates) = step(x_BTM, layer)
-        gates.append(own_gates)
-        if cache is not None:
-            caches.append(cache)
-    return x_BTM, (caches or None, gates)
+    num_layers = len(layers[0])
+    results: list[Any] = []
+    for layer in zip(*([None] * num_layers if each is None else each for each in layers), strict=True):
+        x_BTM, result = step(x_BTM, layer)
+        results.append(result)
+    caches, gates = map(list, zip(*results, strict=True))
+    return x_BTM, (None if layers[1] is None else caches, gates)
 
 
 def require_caches(caches: Caches, num_layers: int, *, scanned: bool) -> None:

@@ -47,25 +47,21 @@ def require_cache(cache: object) -> None:
 
 
 def update_cache(cache: KVCache, key_BTGD: Array, value_BTGD: Array) -> KVCache:
-    """Return the cache with the new positions after those that it holds.
+    """Append new positions to the cache.
 
     Raise InputError if it overflows; while `length` is traced, the layer's output becomes nan instead.
     """
     batch, room, heads, _ = cache.key.shape
-    if (key_BTGD.shape[0], key_BTGD.shape[2]) != (batch, heads):
-        given = f"one of {batch} with {heads}"
-        expected = f"one of a batch of {key_BTGD.shape[0]} with {key_BTGD.shape[2]} heads"
+    new_batch, new, new_heads, _ = key_BTGD.shape
+    if (new_batch, new_heads) != (batch, heads):
+        expected, given = f"for a batch of {new_batch} with {new_heads} heads", f"a batch of {batch} with {heads}"
         raise InputError("cache", expected=expected, got=given, hint="Start a new cache for another batch.")
-    new = key_BTGD.shape[1]
     needed = new if isinstance(cache.length, Tracer) else int(cache.length) + new
     if needed > room:
         raise InputError("cache", expected=f"one with room for {needed} positions", got=f"max_length={room}")
 
-    def write_at(held: Array, update: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(held, update.astype(held.dtype), cache.length, axis=1)
-
-    return KVCache(
-        key=write_at(cache.key, key_BTGD),
-        value=write_at(cache.value, value_BTGD),
-        length=cache.length + new,
+    key, value = (
+        jax.lax.dynamic_update_slice_in_dim(cached, update.astype(cached.dtype), cache.length, axis=1)
+        for cached, update in ((cache.key, key_BTGD), (cache.value, value_BTGD))
     )
+    return KVCache(key=key, value=value, length=cache.length + new)

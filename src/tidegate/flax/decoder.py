@@ -34,7 +34,7 @@ def init_model(key: Array, config: TransformerConfig, *, dtype: jax.typing.DType
 
     `embedding` has an `embedding` (V, M), `position_embedding` one (max_length, M) if positions are learned, `stack`
     the blocks and the final norm, and `head` a `kernel` (M, V) unless embeddings are tied. With the same key, models
-    with different gates share every matrix that both have.
+    with different gates share all matrices that both have.
     """
     tables: Params = {"embedding": {"embedding": jnp.zeros((config.vocab_size, config.d_model), dtype)}}
     if config.positions == "learned":
@@ -78,14 +78,14 @@ def apply_model(
 
     Args:
         params: From `init_model`; the blocks may be stacked, see `stack_layers`.
-        tokens: (B, T) integers from 0, below the vocabulary's size. Others raise InputError if they are concrete and in
-            host memory; traced or on another device they give NaN.
-        config: Static.
-        mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S), beside causality.
+        tokens: (B, T) integers in [0, V). Others raise InputError if they are concrete and in host memory, and give NaN
+            if they are traced or on another device.
+        config: The model's options; static.
+        mask: Bool (True = attend) or additive float, broadcasting to (B, H, T, S), in addition to causality.
         positions: (T,) or (B, T); None counts, for learned positions from 0 in each segment.
-        segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
-        num_logits: Give the logits of that many last positions only; None gives all.
-        dropout_key: For the dropout of the configuration; None drops nothing.
+        segment_ids: (B, T) ids of packed documents, contiguous runs that never attend to each other.
+        num_logits: Return the logits of only this many last positions; None returns all.
+        dropout_key: Key for the dropout of the configuration; None applies no dropout.
     """
     info = SequenceInfo(mask, positions, segment_ids)
     return run_model(params, tokens, config, info, num_logits=num_logits, dropout_key=dropout_key).logits
@@ -102,10 +102,9 @@ def apply_model_cached(
     num_logits: int | None = None,
     dropout_key: Array | None = None,
 ) -> tuple[Array, Caches]:
-    """Return the logits of tokens that continue the cached ones, and the caches with the new positions.
+    """Return the logits of tokens that continue the cached ones, and the updated caches, first made by `init_caches`.
 
-    The caches come from `init_caches`. Other arguments are those of `apply_model`; S of the mask is the capacity of the
-    caches, and positions continue from them.
+    Other arguments are those of `apply_model`; S of the mask is the caches' capacity, positions continue from them.
     """
     info = SequenceInfo(mask, positions)
     result = run_model(params, tokens, config, info, caches=caches, num_logits=num_logits, dropout_key=dropout_key)
@@ -125,7 +124,7 @@ def run_model(
     dropout_key: Array | None = None,
     trace: bool = False,
 ) -> ModelResult:
-    """Compute what `apply_model` gives, and with `trace` also return the gates of each block."""
+    """Compute `apply_model`, and with `trace` also return the gates of each block."""
     require_size("num_logits", num_logits, optional=True)
     require_array("tokens", tokens, fits=hasattr(tokens, "dtype"), kind="an array", remedy="jnp.asarray")
     require_tokens(tuple(tokens.shape), str(tokens.dtype))
@@ -134,18 +133,20 @@ def run_model(
     require_params(params, _expected_shapes(config, stacked=stacked))
     if caches is not None:
         require_caches(caches, config.num_layers, scanned=stacked)
-    info = info._replace(positions=_positions(tokens, config, info, start=_length(caches)))
+    start = None
+    if caches is not None:
+        # It is the same in each cache.
+        start = caches.length[0] if isinstance(caches, KVCache) else caches[0].length
+    info = info._replace(positions=_positions(tokens, config, info, start=start))
+    x_BTM = _look_up(params["embedding"]["embedding"], tokens)
+    if "position_embedding" in params:
+        assert info.positions is not None
+        x_BTM = x_BTM + _look_up(params["position_embedding"]["embedding"], info.positions)
     x_BTM, new_caches, gates = apply_stack(
-        params["stack"],
-        _embed(params, tokens, info.positions),
-        config,
-        info,
-        caches=caches,
-        dropout_key=dropout_key,
-        trace=trace,
+        params["stack"], x_BTM, config, info, caches=caches, dropout_key=dropout_key, trace=trace
     )
     x_BTM = x_BTM if num_logits is None else x_BTM[:, -num_logits:]
-    # Tied models have no head.
+    # Models with tied embeddings have no head.
     if "head" in params:
         logits_BTV = x_BTM @ params["head"]["kernel"]
     else:
@@ -154,7 +155,7 @@ def run_model(
 
 
 def require_vocabulary(tokens: Array, config: TransformerConfig, *, name: str = "tokens", wait: bool = False) -> None:
-    """Raise InputError for concrete tokens outside the vocabulary; those on an accelerator are only read if `wait`."""
+    """Raise InputError for concrete tokens outside the vocabulary; read those on an accelerator only if `wait`."""
     if isinstance(tokens, Tracer) or tokens.size == 0:
         return
     if isinstance(tokens, Array):
@@ -168,8 +169,8 @@ def require_vocabulary(tokens: Array, config: TransformerConfig, *, name: str = 
 def _positions(tokens: Array, config: TransformerConfig, info: SequenceInfo, *, start: Array | None) -> Array | None:
     """Return the given positions, or count learned ones from `start` or within each segment; else None.
 
-    Learned positions end with their table: a traced start or a segment that leads beyond it cannot be rejected, and
-    gives NaN. None leaves counting to the attention layers.
+    Learned positions end with their table: beyond it, a traced start or a long segment gives NaN. None leaves counting
+    to the attention layers.
     """
     batch, num_positions = tokens.shape
     if info.positions is not None:
@@ -187,17 +188,8 @@ def _positions(tokens: Array, config: TransformerConfig, info: SequenceInfo, *, 
     return jnp.sum(jnp.tril(together_BTT, -1), axis=-1)
 
 
-def _embed(params: Params, tokens: Array, positions: Array | None) -> Array:
-    """Return the embeddings of the tokens (B, T, M), with those of learned positions added."""
-    x_BTM = _look_up(params["embedding"]["embedding"], tokens)
-    if "position_embedding" not in params:
-        return x_BTM
-    assert positions is not None
-    return x_BTM + _look_up(params["position_embedding"]["embedding"], positions)
-
-
 def _look_up(table: Array, indices: Array) -> Array:
-    """Return rows of the table; NaN for an index out of range, including negative ones."""
+    """Return rows of the table, NaN for an index out of range or below 0."""
     return jnp.asarray(table).at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
@@ -209,10 +201,3 @@ def _expected_shapes(config: TransformerConfig, *, stacked: bool) -> dict[str, t
         return params | {"stack": stack | {"blocks": stack_layers(stack["blocks"])}} if stacked else params
 
     return named_shapes(jax.eval_shape(draw))
-
-
-def _length(caches: Caches | None) -> Array | None:
-    """Return the number of cached positions, the same in each cache."""
-    if not caches:
-        return None
-    return caches.length[0] if isinstance(caches, KVCache) else caches[0].length

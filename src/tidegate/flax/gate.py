@@ -32,7 +32,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateReads:
-    """Everything that a gate may read, before other gates, norms and rotation. Positions first, then heads."""
+    """The arrays that a gate may read, before other gates, norms and rotation. Positions first, then heads."""
 
     input: Array
     """(B, T, M): the layer's input."""
@@ -43,7 +43,7 @@ class GateReads:
     value: Array
     """(B, S, G, D)"""
     output: Array | None = None
-    """(B, T, H, D): the attention output with any sink in its softmax; None before it is computed."""
+    """(B, T, H, D): the attention output, including any sink; None before it is computed."""
     partition: Array | None = None
     """(B, T, H): the logarithm of the partition function of the keys, for a trace."""
 
@@ -75,14 +75,14 @@ def gate_values(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -
 
 
 def gate_logits(gate: Gate, reads: GateReads, parameters: Mapping[str, Array]) -> Array:
-    """Return the logits (B, T, heads, D), in float32 or better whatever the layer's dtype."""
+    """Return the logits (B, T, heads, D), in float32 or better for any dtype of the layer."""
     matrices = [parameters[name] for name in ("weight", "weight_down", "weight_up") if name in parameters]
     num_heads = 1 if gate.site == "dense" else (reads.value if gate.on_source else reads.query).shape[-2]
     if gate.is_input_independent:
         positions = (reads.context if gate.on_source else reads.input).shape[:2]
         logits = widen(jnp.zeros((*positions, 1, 1, 1), reads.input.dtype))
     else:
-        # Without a matrix each head reads its own, such as its partition function.
+        # Without a matrix each head has its own source, such as its partition function.
         num_matrices = matrices[0].shape[0] if matrices else num_heads
         logits = widen(_source(gate, reads, num_heads, num_matrices=num_matrices))
     for weight in matrices:
@@ -102,7 +102,7 @@ def sink_logits(gate: Gate, parameters: Mapping[str, Array], num_heads: int) -> 
 
 
 def activate(activation: Activation, logits: Array) -> Array:
-    """Apply an activation, as `tidegate.tensors.activate` defines it, by JAX's own functions."""
+    """Apply an activation as `tidegate.tensors.activate` does, by JAX's own functions."""
     return _ACTIVATIONS[activation](logits)
 
 
@@ -112,7 +112,7 @@ def widen(x: Array) -> Array:
 
 
 def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) -> Array:
-    """Return what the gate reads: (B, T, R), shared by all heads, or (B, T, matrices, heads of each, R)."""
+    """Return the gate's source: (B, T, R), shared by all heads, or (B, T, matrices, heads of each, R)."""
     match gate.reads:
         case "input":
             source = reads.context if gate.on_source else reads.input
@@ -128,7 +128,7 @@ def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) 
             assert reads.partition is not None
             source = reads.partition[..., None]
         case "nothing":
-            raise AssertionError("a gate that reads nothing is blind")
+            raise AssertionError("a gate that reads nothing has no source")
     if gate.placebo == "shuffled":
         source = jax.lax.stop_gradient(jnp.roll(source, -1, axis=0))
     source = source if gate.width is None else source[..., : gate.width]
@@ -139,7 +139,7 @@ def _source(gate: Gate, reads: GateReads, num_heads: int, *, num_matrices: int) 
 
 
 def _merge_heads(x: Array, num_heads: int) -> Array:
-    """Concatenate adjacent heads of (B, T, heads, D) into `num_heads`; no size is inferred, as a batch may be empty."""
+    """Concatenate adjacent heads of (B, T, heads, D) into `num_heads`; works for an empty batch."""
     *leading, heads, width = x.shape
     return x.reshape(*leading, num_heads, heads // num_heads * width)
 

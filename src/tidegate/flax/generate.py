@@ -50,31 +50,30 @@ def generate(
     """Continue the prompts and return (B, T + N): the prompts and N ≤ `max_new_tokens` new tokens.
 
     Outside `jit`, lengths of prompts and continuations are rounded up to 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ...,
-    above 16 by less than a quarter, with padding at the left that is never attended to, and the loop is compiled once
-    for each pair of rounded lengths. Inside the caller's `jit`, N is `max_new_tokens`, and neither the tokens of the
-    prompt nor the values of a mask are checked. New options compile again.
+    with masked padding at the left, and the loop is compiled once for each pair of rounded lengths and each set of
+    options. Inside the caller's `jit`, N is `max_new_tokens`, and the values of prompt and mask are not checked.
 
-    A row stops when the largest of its logits is nan or infinite, whatever the temperature. Outside `jit` this raises
-    InputError after the loop; inside, the row continues with `pad_token`.
+    A row stops when its largest logit is nan or infinite. Outside `jit` this raises InputError after the loop; inside,
+    the row continues with `pad_token`.
 
     Args:
         params: From `init_model`.
         prompt: (B, T) tokens.
-        config: Static.
-        max_new_tokens: Largest number of new tokens; there are fewer only if every row has stopped.
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_k: Sample from this many likeliest tokens.
-        top_p: Sample from the nucleus, the fewest likeliest tokens whose probabilities sum to this.
+        config: The model's options; static.
+        max_new_tokens: Largest number of new tokens; fewer are returned only if every row has stopped.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_k: Sample from this many most likely tokens.
+        top_p: Sample from the nucleus, the fewest most likely tokens whose probabilities sum to this.
         stop_tokens: A row stops after the first of these that it samples, and continues with `pad_token`.
-        key: For sampling; required unless the temperature is 0.
+        key: Key for sampling; required unless the temperature is 0.
         prompt_mask: (B, T) bool, False where a shorter prompt is padded at the left; None has no padding.
-        pad_token: Fills rows that have stopped.
+        pad_token: Token that fills rows that have stopped.
     """
     require_sampling(temperature, top_k, top_p)
     _check_request(prompt, config, max_new_tokens, prompt_mask, (*stop_tokens, pad_token))
     if key is None and temperature > 0:
-        expected = f"a key that draws the tokens at temperature={temperature!r}"
-        raise InputError("key", expected=expected, got=None, hint="Give jax.random.key(0).")
+        expected = f"a key to sample at temperature={temperature!r}"
+        raise InputError("key", expected=expected, got=None, hint="Pass jax.random.key(0).")
     sampling = _Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -103,7 +102,8 @@ def next_token_probabilities(
     r"""Return $p_v \propto \exp(l_v/T)$ on the tokens that both filters keep, 0 elsewhere, for logits (..., V).
 
     The nucleus is taken among the tokens that `top_k` keeps. Equal logits are ranked by index, so that exactly `top_k`
-    tokens remain; the likeliest always does. At temperature 0 it has probability 1. The result is float32 or better.
+    tokens remain. The most likely token always remains; at temperature 0 its probability is 1. The result is float32 or
+    better.
     """
     require_sampling(temperature, top_k, top_p)
     # Not `jax.lax.top_k`, which ranks 0 above -0.
@@ -126,7 +126,7 @@ def next_token_probabilities(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sampling:
-    """The options of sampling."""
+    """Sampling options."""
 
     temperature: float
     top_k: int | None
@@ -144,7 +144,7 @@ class _Progress(NamedTuple):
     """The sampled tokens, then padding."""
     stopped_B: Array
     broken_B: Array
-    """Rows that stopped because of logits that are not finite."""
+    """Rows that stopped because of non-finite logits."""
     caches: Caches
     key: Array | None
 
@@ -161,7 +161,7 @@ def _lengthen(prompt: Array, prompt_mask: Array | None, length: int) -> tuple[Ar
     if prompt_mask is None:
         prompt_mask = jnp.ones(prompt.shape, bool)
     padding = ((0, 0), (length - prompt.shape[1], 0))
-    # Padding repeats the row's own token: the embedding of another may be nan, which a mask does not remove.
+    # Padding repeats the row's first token: another embedding may be nan, which a mask does not remove.
     return jnp.pad(prompt, padding, mode="edge"), jnp.pad(prompt_mask, padding)
 
 
@@ -176,20 +176,17 @@ def _generate(
     sampling: _Sampling,
     most_new_tokens: int,
 ) -> tuple[Array, Array, Array]:
-    """Return the new tokens (B, most_new_tokens), how many were sampled, and which rows (B,) are broken.
-
-    The compiled loop has room for `most_new_tokens`, at least `max_new_tokens`.
-    """
+    """Return new tokens (B, most_new_tokens ≥ max_new_tokens), the number of sampled ones, and the broken rows (B,)."""
     batch, length = prompt.shape
     num_positions = length + most_new_tokens - 1
     mask_BS = positions_BS = None
     if prompt_mask is not None:
-        # The keys that exist, and the position of each, counted from its row's first token.
+        # The real keys, and their positions counted from each row's first token.
         mask_BS = jnp.pad(prompt_mask, ((0, 0), (0, most_new_tokens - 1)), constant_values=True)
         positions_BS = jnp.maximum(jnp.cumsum(mask_BS, axis=1) - 1, 0)
 
     def advance(state: _Progress, tokens: Array, start: Array | int) -> _Progress:
-        """Read tokens that begin at the position `start`, and sample the next ones."""
+        """Process tokens from the position `start` on, and sample the next ones."""
         positions = None
         if positions_BS is not None:
             positions = jax.lax.dynamic_slice_in_dim(positions_BS, start, tokens.shape[1], axis=1)

@@ -43,12 +43,12 @@ def attend(
     dropout: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """Return softmax attention (B, T, H, D); a row that may see nothing gives 0 with gradient 0.
+    """Return softmax attention (B, T, H, D); a fully masked row gives 0 with gradient 0.
 
-    It uses `jax.nn.dot_product_attention`, which accumulates in float32 whatever the input and has neither dropout nor
-    a sink: float64, dropout and sinks run on the plain reference. The kernel also computes the scores that causality
-    and a window mask, so long sequences are cut into blocks of queries, each with the keys that it can see. Blocks of
-    one shape, which a window gives, run in a loop that is compiled once.
+    It uses `jax.nn.dot_product_attention`, which accumulates in float32 for any input and has neither dropout nor a
+    sink: float64, dropout and sinks run on the plain reference. The kernel also computes the scores that causality and
+    a window mask, so long sequences are split into blocks of queries, each with the keys that it can see. Blocks of
+    equal shape run in a loop that is compiled once.
 
     Args:
         q_BTHD: Queries.
@@ -57,10 +57,10 @@ def attend(
         mask: Bool, broadcasts to (B, H, T, S), True = may attend.
         bias: Additive, broadcasts likewise; -inf masks.
         causal: Query i sees keys up to i.
-        window: Number of keys that a query sees, itself included; only backward if causal, else to both sides.
-        scale: Of the scores.
+        window: Number of keys that a query sees, including itself; only backward if causal, else to both sides.
+        scale: Factor of the scores.
         sink: (H,), a logit of each head in the softmax's denominator, without a value.
-        dropout: Of the attention weights.
+        dropout: Dropout probability of the attention weights.
         dropout_key: Required with dropout.
     """
     num_queries, num_keys = q_BTHD.shape[1], k_BSGD.shape[1]
@@ -99,7 +99,7 @@ def attend_plainly(
     dropout: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Array:
-    """Return the same through the score matrix, in float32 or better; arguments as in `attend`."""
+    """Return `attend` computed through the score matrix, in float32 or better."""
     batch, num_queries, num_heads, width = q_BTHD.shape
     num_keys, groups = k_BSGD.shape[1:3]
     scores_BHTS = _scores(q_BTHD, k_BSGD, bias, scale)
@@ -111,7 +111,7 @@ def attend_plainly(
     weights_BHTS = weights_BHTS.astype(q_BTHD.dtype)
     if dropout > 0:
         if dropout_key is None:
-            raise InputError("dropout_key", expected="a key where there is dropout", got=None)
+            raise InputError("dropout_key", expected="a key with dropout above 0", got=None)
         kept = jax.random.bernoulli(dropout_key, 1 - dropout, weights_BHTS.shape)
         weights_BHTS = jnp.where(kept, weights_BHTS / (1 - dropout), 0)
     members = num_heads // groups
@@ -130,10 +130,7 @@ def log_partition(
     window: int | None,
     scale: float,
 ) -> Array:
-    """Return the log-partition of the keys (B, T, H), -inf with gradient 0 for a row that may see nothing.
-
-    The arguments are those of `attend`.
-    """
+    """Return the log-partition of the keys (B, T, H), -inf with gradient 0 for a fully masked row; see `attend`."""
     scores_BHTS = _scores(q_BTHD, k_BSGD, bias, scale)
     allowed = _both(mask, _band(q_BTHD.shape[1], _limits(k_BSGD.shape[1], causal, window)))
     return jnp.swapaxes(softmax.log_partition(scores_BHTS, mask=allowed), 1, 2)
@@ -160,7 +157,7 @@ def _scores(q_BTHD: Array, k_BSGD: Array, bias: Array | None, scale: float) -> A
 def _weights_beside_sink(sink_H: Array, scores_BHTS: Array) -> tuple[Array, Array]:
     """Return the weights of the keys in a softmax with a sink for each head, and the sink's weight (B, H, T, 1)."""
     sink_H11 = sink_H[:, None, None]
-    # A shift does not change the weights; the sink keeps this one finite where no key may be seen.
+    # A shift does not change the weights; the sink keeps this one finite in a fully masked row.
     peak = jnp.maximum(jnp.max(scores_BHTS, axis=-1, keepdims=True, initial=-jnp.inf), sink_H11)
     factors_BHTS = jnp.exp(scores_BHTS - peak)
     factor_BHT1 = jnp.exp(sink_H11 - peak)
@@ -185,7 +182,7 @@ def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> 
     if sees_all or num_queries != num_keys or num_queries < 2 * _SHORTEST_BLOCK:
         return (Blocks(num_queries, (_limits(num_keys, causal, window),), range(1), range(1)),)
     if not causal and reach > _LARGEST_WINDOW_BLOCK:
-        # `plan_blocks` would give many blocks near the last key, each compiled for its own shape.
+        # `plan_blocks` would make many blocks near the last key, each compiled separately.
         length = max(_LONGEST_BLOCK, math.ceil(num_queries / _MOST_BLOCKS))
         return tuple(
             _two_sided_block(start, min(start + length, num_queries), reach, num_keys)
@@ -193,7 +190,7 @@ def _plan(num_queries: int, num_keys: int, causal: bool, window: int | None) -> 
         )
     segments = [Segment(0, num_queries, 0, num_keys)]
     if causal:
-        # The kernel also computes masked scores, so queries that see the first key are cut too.
+        # The kernel also computes masked scores, so queries that see the first key are split too.
         head = min(reach, num_queries)
         third = 16 * math.ceil(head / 48)
         length = min(max(_SHORTEST_BLOCK, third), max(_LONGEST_BLOCK, math.ceil(head / _MOST_BLOCKS)))
@@ -237,7 +234,7 @@ def _attend_in_turn(inputs: _Inputs, *, blocks: Blocks, scale: float) -> Array:
 def _attend_block(
     inputs: _Inputs, blocks: Blocks, first_query: Array | int, origin: Array | int, *, scale: float
 ) -> Array:
-    """Return the output of one block's queries; `origin` is the key that its run counts from."""
+    """Return the output of one block's queries; its run of keys is counted from `origin`."""
     (run,) = blocks.runs
     first_key = origin + run.start
     num_queries, num_keys = blocks.num_queries, run.num_keys
@@ -258,7 +255,7 @@ def _attend_block(
     # Not `>`, which would mask a nan.
     finite = bias != -jnp.inf
     allowed = finite if allowed is None else allowed & finite
-    # The kernel masks with a finite number, which a bias may fall below; nothing falls below -inf.
+    # The kernel masks with a finite number, which a bias may fall below, so mask with -inf.
     bias = jnp.where(allowed, bias, jnp.where(jnp.any(allowed, axis=-1, keepdims=True), -jnp.inf, 0))
     return _zero_where_empty(_attend_fused(q_BTHD, k_BSGD, v_BSGD, bias=bias, scale=scale), allowed)
 
@@ -275,7 +272,7 @@ def _attend_fused(
 ) -> Array:
     dtype = q_BTHD.dtype
     if dtype == jnp.float16:
-        # Not every platform has the float16 product that the kernel asks for.
+        # Not every platform has the float16 product that the kernel uses.
         q_BTHD, k_BSGD, v_BSGD = (x.astype(jnp.float32) for x in (q_BTHD, k_BSGD, v_BSGD))
     o_BTHD = jax.nn.dot_product_attention(q_BTHD, k_BSGD, v_BSGD, mask=mask, bias=bias, scale=scale, is_causal=causal)
     return o_BTHD.astype(dtype)
@@ -297,7 +294,7 @@ def _band(num_queries: int, run: KeyRun) -> Array | None:
 
 
 def _part(x: Array, start: Array | int, length: int, *, axis: int) -> Array:
-    """Slice an axis; an axis that broadcasts stays."""
+    """Slice an axis; leave an axis that broadcasts."""
     if x.shape[axis] in (1, length):
         return x
     if isinstance(start, int):

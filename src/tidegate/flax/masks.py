@@ -1,4 +1,4 @@
-"""Which keys each query may see, beyond what the kernel knows by itself.
+"""Masks for attention calls, in addition to the kernel's own causality and window.
 
 Legend: B batch, T query positions, S attended positions, H query heads.
 """
@@ -16,7 +16,7 @@ from tidegate.flax.cache import KVCache
 
 
 class SequenceInfo(NamedTuple):
-    """Everything about a batch of sequences besides their contents; layers, blocks and models pass it along."""
+    """Mask, positions and segments of a batch of sequences; layers, blocks and models pass it along."""
 
     mask: Array | None = None
     """Bool (True = attend) or additive float, broadcasting to (B, H, T, S)."""
@@ -37,7 +37,7 @@ def combine_masks(
 ) -> tuple[Array | None, Array | None]:
     """Return the bool mask and the additive bias for scores of this shape (B, H, T, S).
 
-    Causality and window are part of the mask only where there is a cache; the kernel knows them otherwise.
+    Causality and window are part of the mask only with a cache; otherwise the kernel applies them.
     """
     batch, _, num_queries, _ = shape
     bias = None
@@ -57,7 +57,7 @@ def combine_masks(
 
 def require_mask(mask: Array, shape: tuple[int, int, int, int]) -> Array:
     """Return the mask with all four axes; raise unless it is bool or floating and broadcasts to (B, H, T, S)."""
-    require_mask_array(mask)
+    require_array("mask", mask, fits=hasattr(mask, "dtype"), kind="an array", remedy="jnp.asarray")
     if mask.dtype != jnp.bool_ and not jnp.issubdtype(mask.dtype, jnp.floating):
         raise TypeError(
             f"mask must be bool (True = attend) or floating (added to the scores), got {mask.dtype}. "
@@ -65,11 +65,6 @@ def require_mask(mask: Array, shape: tuple[int, int, int, int]) -> Array:
         )
     require_mask_shape(tuple(mask.shape), shape)
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-
-
-def require_mask_array(mask: object) -> None:
-    """Raise TypeError for a mask that is not an array of JAX or NumPy."""
-    require_array("mask", mask, fits=hasattr(mask, "dtype"), kind="an array", remedy="jnp.asarray")
 
 
 def segment_mask(segment_ids: Array, *, batch: int, num_positions: int) -> Array:

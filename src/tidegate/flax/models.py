@@ -41,27 +41,15 @@ class TransformerBlock(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the block; `params` are those of `init_block`, the rest is as in `GatedAttention`."""
-        super().__init__(
-            dtype=dtype,
-            deterministic=deterministic,
-            decode=decode,
-            dropout=_largest_dropout(config),
-            rngs=rngs,
-            keep_rngs=keep_rngs,
-        )
+        shared: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic, "decode": decode}
+        shared |= {"rngs": rngs, "keep_rngs": keep_rngs}
+        super().__init__(dropout=_largest_dropout(config), **shared)
         self.config = config
         key = rngs.params()
         params = check_or_draw(params, lambda: init_block(key, config, dtype=param_dtype))
         self.attention_norm = as_variables(params["attention_norm"], axis=mesh_axis)
         self.attention = GatedAttention.from_config(
-            config.attention,
-            dtype=dtype,
-            deterministic=deterministic,
-            decode=decode,
-            params=params["attention"],
-            mesh_axis=mesh_axis,
-            rngs=rngs,
-            keep_rngs=keep_rngs,
+            config.attention, params=params["attention"], mesh_axis=mesh_axis, **shared
         )
         self.feedforward_norm = as_variables(params["feedforward_norm"], axis=mesh_axis)
         self.feedforward = as_variables(params["feedforward"], axis=mesh_axis)
@@ -111,31 +99,17 @@ class TransformerLM(SwitchedModule):
         keep_rngs: bool = True,
     ) -> None:
         """Build the model; `params` are those of `init_model` or `load_params`, the rest is as in `GatedAttention`."""
-        super().__init__(
-            dtype=dtype,
-            deterministic=deterministic,
-            decode=decode,
-            dropout=_largest_dropout(config),
-            rngs=rngs,
-            keep_rngs=keep_rngs,
-        )
+        shared: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic, "decode": decode}
+        shared |= {"rngs": rngs, "keep_rngs": keep_rngs}
+        super().__init__(dropout=_largest_dropout(config), **shared)
         self.config = config
         key = rngs.params()
         params = check_or_draw(params, lambda: init_model(key, config, dtype=param_dtype))
         blocks = [
-            TransformerBlock(
-                config.block(index),
-                dtype=dtype,
-                deterministic=deterministic,
-                decode=decode,
-                params=block,
-                mesh_axis=mesh_axis,
-                rngs=rngs,
-                keep_rngs=keep_rngs,
-            )
+            TransformerBlock(config.block(index), params=block, mesh_axis=mesh_axis, **shared)
             for index, block in enumerate(params["stack"]["blocks"])
         ]
-        for table in _TABLES:
+        for table in ("embedding", "position_embedding", "head"):
             if table in params:
                 setattr(self, table, as_variables(params[table], axis=mesh_axis))
         norm = as_variables(params["stack"]["norm"], axis=mesh_axis)
@@ -156,16 +130,8 @@ class TransformerLM(SwitchedModule):
     ) -> Array:
         """Return the logits (B, T, V).
 
-        Args:
-            tokens: (B, T) integers; see `apply_model`.
-            mask: Bool, True = attend, broadcasting to (B, H, T, S), in addition to causality; S is a cache's capacity.
-            positions: (T,) or (B, T); None counts from the cache, for learned positions from 0 in each segment.
-            segment_ids: (B, T) ids of packed documents, each a run of positions. No document sees another.
-            num_logits: Return the logits of only this many last positions; None returns all.
-            deterministic: Whether dropout is off; None uses the module's setting.
-            rngs: Keys for dropout; None uses the module's own.
-            decode: Whether to continue from the caches and update them; None uses the module's setting.
-            sow_gates: Whether every attention layer sows its gates; see `GatedAttention`.
+        The first five arguments are those of `apply_model`, but a mask must be bool. The switches are those of
+        `GatedAttention`: `decode` continues from the caches and updates them, `sow_gates` sows each layer's gates.
         """
         require_bool_mask(mask)
         require_bool("sow_gates", sow_gates)
@@ -217,9 +183,6 @@ class TransformerLM(SwitchedModule):
             prompt_mask=prompt_mask,
             pad_token=pad_token,
         )
-
-
-_TABLES = ("embedding", "position_embedding", "head")
 
 
 def _largest_dropout(config: StackConfig) -> float:

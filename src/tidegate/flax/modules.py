@@ -17,7 +17,7 @@ from tidegate._validation import InputError, require_bool, require_sizes
 from tidegate.config import AttentionConfig, MetricKind, Rotary
 from tidegate.flax.attention import attention_arrays, init_attention, run_attention
 from tidegate.flax.cache import KVCache, init_cache
-from tidegate.flax.masks import SequenceInfo, require_mask_array
+from tidegate.flax.masks import SequenceInfo
 from tidegate.flax.params import Params, cast_params
 from tidegate.flax.variables import SwitchedModule, as_variables, check_or_draw, plain_params
 from tidegate.gate import GatePath
@@ -64,23 +64,23 @@ class GatedAttention(SwitchedModule):
             in_features: Width of the input and of the output, `d_model`.
             qkv_features: Width of all heads together; None is `in_features`.
             gate: A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; `"none"` is plain attention.
-            dtype: Of the computation; None infers it from input and parameters. Gate logits are float32 or better.
-            param_dtype: Of the initial parameters.
+            dtype: Dtype of the computation; None infers it from input and parameters. Gate logits are at least float32.
+            param_dtype: Dtype of the initial parameters.
             dropout_rate: Dropout of the attention weights, unless deterministic.
-            deterministic: Whether dropout is off; the call may override it.
-            use_bias: Whether the four projections have biases.
-            decode: Whether to use the cache; the call may override it.
-            normalize_qk: Whether queries and keys pass an RMS norm, `qk_norm`.
+            deterministic: Turn dropout off; the call may override it.
+            use_bias: Give the four projections biases.
+            decode: Use the cache; the call may override it.
+            normalize_qk: Apply an RMS norm to queries and keys, `qk_norm`.
             params: From `init_attention`; None draws them.
             mesh_axis: Mesh axis that heads are sharded over, gates like queries; needs a mesh (`jax.set_mesh`).
             rngs: Keys for the parameters and for dropout.
-            keep_rngs: Whether to keep a stream of keys for dropout.
+            keep_rngs: Keep a stream of keys for dropout.
             num_kv_heads: As in `AttentionConfig`, and so are the rest.
             rope: Rotary embedding.
             window: Sliding window.
             metric: Metric of the scores.
-            temperature: Of the softmax.
-            recompute_gate: Whether the backward pass recomputes gates.
+            temperature: Temperature of the softmax.
+            recompute_gate: Recompute gates in the backward pass.
         """
         require_bool("use_bias", use_bias)
         require_bool("normalize_qk", normalize_qk)
@@ -189,15 +189,18 @@ class GatedAttention(SwitchedModule):
             mask: Bool, True = attend, broadcasting to (B, H, T, S); S is the cache's capacity in decoding.
             positions: (T,) or (B, T) for the rotary embedding; None counts from the cache.
             segment_ids: (B, T) ids of packed documents, which never attend across.
-            deterministic: Whether dropout is off; None uses the module's setting.
+            deterministic: Turn dropout off; None uses the module's setting.
             rngs: Keys for dropout; None uses the module's own.
-            decode: Whether to continue causally from the cache and update it; None uses the module's setting.
-            is_causal: Whether a query sees no later position; always so in decoding.
-            sow_gates: Whether to sow each gate's values as an `nnx.Intermediate`, `<site>_gate`.
+            decode: Continue causally from the cache and update it; None uses the module's setting.
+            is_causal: Hide later positions; decoding always hides them.
+            sow_gates: Sow each gate's values as an `nnx.Intermediate`, `<site>_gate`.
         """
         require_bool("is_causal", is_causal)
         require_bool("sow_gates", sow_gates)
-        context = _context(inputs_q, inputs_k, inputs_v)
+        if inputs_v is not None and inputs_v is not inputs_k:
+            hint = "Keys, values and their gates read one context; leave inputs_v out."
+            raise InputError("inputs_v", expected="None or the same array as inputs_k", hint=hint)
+        context = None if inputs_k is inputs_q else inputs_k
         require_bool_mask(mask)
         cache = self.held_cache() if self.decodes(decode) else None
         result = run_attention(
@@ -219,7 +222,7 @@ class GatedAttention(SwitchedModule):
         return attention_arrays(plain_params(self), self.config, causal=is_causal)
 
     def init_cache(self, input_shape: tuple[int, ...], dtype: jax.typing.DTypeLike | None = None) -> None:
-        """Create an empty cache; `input_shape` is (batch, capacity, M), dtype None that of the computation."""
+        """Create an empty cache; `input_shape` is (batch, capacity, M), dtype None is that of the computation."""
         batch, max_length, _ = input_shape
         wanted = self.dtype if dtype is None else dtype
         wanted = self.param_dtype if wanted is None else wanted
@@ -247,19 +250,9 @@ class GatedAttention(SwitchedModule):
 
 def require_bool_mask(mask: Array | None) -> None:
     """Raise TypeError for a mask that is not bool: a floating one would be 0 and 1 there, added to scores elsewhere."""
-    if mask is None:
-        return
-    require_mask_array(mask)
-    if mask.dtype != jnp.bool_:
+    kind = getattr(mask, "dtype", type(mask).__name__)
+    if mask is not None and kind != jnp.bool_:
         raise TypeError(
-            f"mask must be bool, True where a query may attend, got {mask.dtype}. "
+            f"mask must be a bool array, True where a query may attend, got {kind}. "
             "Make it with dtype=bool, or compare it, as in mask != 0."
         )
-
-
-def _context(inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None) -> Array | None:
-    """Return the attended sequence; None is `inputs_q` itself."""
-    if inputs_v is not None and inputs_v is not inputs_k:
-        hint = "Keys, values and their gates read one context; leave inputs_v out."
-        raise InputError("inputs_v", expected="None or the array that inputs_k is", hint=hint)
-    return None if inputs_k is inputs_q else inputs_k

@@ -50,10 +50,9 @@ def cast_params(params: Params, dtype: jax.typing.DTypeLike | None) -> Params:
 def initialize(key: Array, params: Params, *, init: Init, num_layers: int) -> Params:
     """Return the parameters with kernels and embeddings drawn by `tidegate.config.init_std`.
 
-    Gates, norms and metrics stay as they are, and so do biases except with `torch`, where they are uniform like their
-    kernel. The last two names of a parameter say what it is, such as `o_proj` and `kernel`. Each array has its own key,
-    which depends only on the given key and the array's name, so variants made with the same key start with equal values
-    in every matrix that they share.
+    Gates, norms and metrics stay unchanged, and so do biases except with `torch`, where they are uniform like their
+    kernel. Each array has its own key, which depends only on the given key and the array's name, so variants made with
+    the same key start with equal values in all matrices that they share.
     """
     fans_in = _fans_in(params)
 

@@ -1,7 +1,7 @@
-"""Parameters as variables of NNX modules, and how they are partitioned over the devices of a mesh.
+"""Parameters as variables of NNX modules, and their partition over the devices of a mesh.
 
-A module and the functions have the same names for everything. Heads and the inner width of feed-forward layers are
-split; a gate is partitioned like the query, so that each device holds the gates of its heads.
+Modules and functions use the same parameter names. Heads and the inner width of feed-forward layers are sharded; a gate
+is sharded like the query, so that each device holds the gates of its heads.
 """
 
 from __future__ import annotations
@@ -20,29 +20,19 @@ from tidegate.flax.attention import init_attention
 from tidegate.flax.decoder import init_model
 from tidegate.flax.params import Params, dotted_path, named_shapes, require_params
 
+_SPLIT_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _SPLIT_AXES: dict[tuple[str, ...], int] = {
-    ("q_proj", "kernel"): 1,
-    ("k_proj", "kernel"): 1,
-    ("v_proj", "kernel"): 1,
+    **{(name, "kernel"): 1 for name in _SPLIT_OUTPUTS},
+    **{(name, "bias"): 0 for name in _SPLIT_OUTPUTS},
     ("o_proj", "kernel"): 0,
-    ("q_proj", "bias"): 0,
-    ("k_proj", "bias"): 0,
-    ("v_proj", "bias"): 0,
-    ("metric", "weight"): 0,
-    ("gate_proj", "kernel"): 1,
-    ("up_proj", "kernel"): 1,
     ("down_proj", "kernel"): 0,
-    ("gate_proj", "bias"): 0,
-    ("up_proj", "bias"): 0,
+    ("metric", "weight"): 0,
 }
 """The sharded axis, by the names of a projection and its array; others are replicated."""
 
 
 class SwitchedModule(nnx.Module):
-    """A module with the switches `deterministic` and `decode`, and a stream of keys for dropout.
-
-    A switch may be set for the module or for a call; `nnx.view`, `train()` and `eval()` set it in a whole model.
-    """
+    """A module with the switches `deterministic` and `decode`, for itself or one call, and a stream of dropout keys."""
 
     def __init__(
         self,
@@ -66,8 +56,8 @@ class SwitchedModule(nnx.Module):
         """Set the switches; called by `nnx.view`.
 
         Args:
-            deterministic: if True, dropout is off.
-            decode: if True, the cache is used.
+            deterministic: Turn dropout off.
+            decode: Use the cache.
         """
         _require_switches(deterministic=deterministic, decode=decode)
         self.deterministic = self.deterministic if deterministic is None else deterministic
@@ -98,7 +88,7 @@ class SwitchedModule(nnx.Module):
         given = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         stream = self.rngs if given is None else given
         if stream is None:
-            raise InputError("rngs", expected="given to a call of a module with keep_rngs=False", got=None)
+            raise InputError("rngs", expected="given in calls of a module with keep_rngs=False", got=None)
         return stream()
 
 
@@ -123,13 +113,13 @@ def as_variables(params: Params, *, axis: str | None) -> nnx.Dict[Any]:
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if axis not in kinds:
         hint = "Build the module under jax.set_mesh(mesh)."
-        raise InputError("mesh_axis", expected=f"an axis of the mesh, of {mesh.axis_names}", got=axis, hint=hint)
+        raise InputError("mesh_axis", expected=f"one of the mesh axes {mesh.axis_names}", got=axis, hint=hint)
     if kinds[axis] != AxisType.Auto:
         hint = f"Make the mesh with jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(kinds)})."
         raise InputError("mesh_axis", expected="an axis of type Auto", got=f"{axis}: {kinds[axis].name}", hint=hint)
 
     def place(array: Array, spec: PartitionSpec) -> nnx.Param[Array]:
-        # Arrays from outside the mesh are on one device, and the variable would not move them.
+        # The variable would not move arrays from outside the mesh, which are on one device.
         return nnx.Param(jax.device_put(array, spec), out_sharding=spec)
 
     return _nest(jax.tree.map(place, params, specs_for(params, axis=axis)))

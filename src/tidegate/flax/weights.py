@@ -1,4 +1,4 @@
-"""Save and load models: one safetensors file, with the configuration inside, that PyTorch and JAX both load.
+"""Save and load models as one safetensors file, with the configuration inside, for PyTorch and JAX alike.
 
 The file has PyTorch's names and layouts; the tables here map them to those of JAX.
 """
@@ -73,7 +73,7 @@ BLOCK_NAMES: dict[str, TorchName] = {
     **_projection("feedforward.up_proj"),
     **_projection("feedforward.down_proj"),
 }
-"""PyTorch's name of each parameter of a block, both without the block's own, `stack.blocks.<i>.`."""
+"""PyTorch's name of each parameter of a block, without the prefix `stack.blocks.<i>.`."""
 
 _KIND = "TransformerLM"
 _BLOCK = re.compile(r"(stack\.blocks\.\d+\.)?(.*)")
@@ -97,8 +97,8 @@ def save_params(path: str | Path, params: Params, config: TransformerConfig) -> 
 def load_params(path: str | Path, *, dtype: jax.typing.DTypeLike | None = None) -> tuple[TransformerConfig, Params]:
     """Return the configuration and parameters from a file of `save_params` or `tidegate.torch.save_model`.
 
-    Raise InputError before anything is built if the file was changed or damaged, even by one bit, or if its tensors do
-    not fit its configuration. `dtype` None keeps that of the file.
+    Raise InputError before building anything if the file is damaged, even by one bit, or if its tensors do not fit its
+    configuration. `dtype` None keeps that of the file.
     """
     config = read_model_config(path, kinds=(_KIND,), writer="save_params", shapes_of=_torch_shapes)
     assert isinstance(config, TransformerConfig)
@@ -141,7 +141,7 @@ def _from_torch(state: Mapping[str, Any], config: TransformerConfig, complaint: 
 
 
 def _skeleton(config: TransformerConfig) -> Params:
-    """Return the shapes of all parameters without drawing any."""
+    """Return the shapes of all parameters."""
     return jax.eval_shape(lambda: init_model(jax.random.key(0), config))
 
 

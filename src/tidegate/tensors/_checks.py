@@ -16,7 +16,7 @@ def check_arrays(**arrays: tuple[Array | None, str]) -> tuple[Any, ...]:
 
     Args:
         **arrays: Each array with its axes, as in `Q=(Q, "..., query, width")`. Axes of one name must have one size; the
-            axes that "..." stands for must broadcast.
+            axes of "..." must broadcast.
 
     Returns:
         The namespace, then the arrays.
@@ -54,7 +54,7 @@ def require_floating(**arrays: Array | None) -> None:
 
 
 def require_rank(axes: str, **arrays: Array | None) -> None:
-    """Raise InputError unless each array has these axes; a leading "..." stands for any number of others."""
+    """Raise InputError unless each array has these axes; a leading "..." allows any number of others."""
     rank = len(axes.removeprefix("..., ").split(", "))
     for name, array in arrays.items():
         if array is not None and (array.ndim < rank or (array.ndim > rank and not axes.startswith("..."))):
@@ -70,7 +70,7 @@ def require_same_shape(**arrays: Array) -> None:
 
 
 def broadcast_batches(**shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that leading axes broadcast to; raise InputError for the first that do not fit those before."""
+    """Return the shape that leading axes broadcast to; raise InputError for the first that does not broadcast."""
     together: tuple[int, ...] = ()
     for name, shape in shapes.items():
         try:
@@ -82,7 +82,7 @@ def broadcast_batches(**shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def require_mask(mask: Array | None, shape: tuple[int, ...], *, axes: str = "query, key") -> None:
-    """Check that a mask is bool, has at least the trailing `axes`, and broadcasts to scores without adding axes."""
+    """Raise an error unless a mask is bool, has at least the trailing `axes`, and broadcasts to the scores' shape."""
     if mask is None:
         return
     if not namespace_of(mask).isdtype(mask.dtype, "bool"):
@@ -98,26 +98,26 @@ def require_mask(mask: Array | None, shape: tuple[int, ...], *, axes: str = "que
 
 
 def require_head_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
-    """Check that a mask fits weights (..., head, query, key), with two axes or all: a third could be heads or batch."""
+    """Raise an error unless a mask has two axes or all of (..., head, query, key): a third could be heads or batch."""
     if mask is not None and mask.ndim not in (2, len(shape)):
         raise InputError(
             "mask",
-            expected=f"(query, key) or have every axis of the weights (..., head, query, key) = {shape}",
+            expected=f"of shape (query, key), or with every axis of the weights (..., head, query, key) = {shape}",
             got=tuple(mask.shape),
-            hint="For a mask per batch give it a head axis of size 1, as in mask[..., None, :, :].",
+            hint="Give a mask per batch a head axis of size 1, as in mask[..., None, :, :].",
         )
     require_mask(mask, shape)
 
 
 def require_positive(**values: Array | float) -> None:
-    """Raise InputError unless each value is above zero; values that are being traced pass."""
+    """Raise InputError unless each value is above zero; traced values pass."""
     for name, value in values.items():
         if is_false(value > 0):
             raise InputError(name, expected="above 0", got=value)
 
 
 def require_count(at_least: int, **counts: int) -> None:
-    """Check that each count is an integer, Python's or NumPy's, of at least `at_least`."""
+    """Raise an error unless each count is an integer, of Python or NumPy, of at least `at_least`."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, Integral):
             raise TypeError(f"{name} must be an integer, got {count!r}.")
@@ -126,9 +126,9 @@ def require_count(at_least: int, **counts: int) -> None:
 
 
 def is_false(condition: Array | bool) -> bool:
-    """Return whether a condition is known to fail somewhere; False while its values are abstract (jit, vmap, meta)."""
+    """Return True if a condition is known to be False somewhere; values may be abstract (jit, vmap, meta)."""
     try:
         return not bool(condition if isinstance(condition, bool) else condition.all())
-    # A JAX tracer refuses bool() with a TypeError, a PyTorch one with a RuntimeError.
+    # bool() of a JAX tracer raises TypeError, of a PyTorch one RuntimeError.
     except (TypeError, RuntimeError):
         return False

@@ -1,4 +1,4 @@
-"""The activations of the gate vocabulary, each beside its slope."""
+"""The activations of the gate vocabulary and their slopes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from tidegate.tensors.namespace import Array, Namespace, namespace_of
 def activate(activation: Activation, logits: Array) -> Array:
     r"""Return $\phi(z)$ for one of the activations of `Gate`.
 
-    They are sigmoid, silu $z\sigma(z)$, softplus, gelu, tanh, tanh1 $1+\tanh z$, twosigmoid $2\sigma(z)$ and $z$.
-
-    Gelu is $z\Phi(z)$ with the distribution function $\Phi$ of the standard normal, not an approximation of it.
-    A sigmoid lies in [0, 1], ends included in floating point; `tanh1` and `twosigmoid` are exactly 1 at zero.
+    They are sigmoid, silu $z\sigma(z)$, softplus, the exact gelu $z\Phi(z)$, tanh, tanh1 $1+\tanh z$, twosigmoid
+    $2\sigma(z)$ and identity $z$. In floating point a sigmoid reaches 0 and 1; `tanh1` and `twosigmoid` are exactly 1
+    at zero.
     """
     return _ACTIVATIONS[activation][0](namespace_of(logits), logits)
 
@@ -29,7 +28,7 @@ def activation_slope(activation: Activation, logits: Array) -> Array:
 
 
 def _sigmoid(xp: Namespace, z: Array) -> Array:
-    # Each side by the exponential that cannot overflow there, so that small gates keep all their digits.
+    # The exponent is never positive, so nothing overflows and small gates keep full precision.
     above, below = xp.exp(-xp.where(z >= 0, z, 0.0)), xp.exp(xp.where(z < 0, z, 0.0))
     return xp.where(z >= 0, 1 / (1 + above), below / (1 + below))
 
@@ -39,7 +38,7 @@ def _sigmoid_slope(xp: Namespace, z: Array) -> Array:
 
 
 def _normal_below(z: Array) -> Array:
-    """Return the probability that a standard normal number is below z."""
+    """Return the distribution function of the standard normal."""
     return (1 + _erf(z * math.sqrt(0.5))) / 2
 
 

@@ -1,9 +1,9 @@
-"""Attention for one head: scores, then weights, then output; with any metric, and decomposed on request.
+"""Attention for one head: scores, weights and output, under any metric.
 
 Queries are `(..., query, width)`, keys `(..., key, width)`, values `(..., key, value width)`, scores and weights
 `(..., query, key)`; the leading axes broadcast. A mask is bool, broadcasts to the scores, and is True where a query may
-attend. A query that may see nothing gets weights 0 and output 0, with gradient 0. A temperature is above 0: a number,
-or an array that broadcasts to one for each query, `(..., query, 1)`.
+attend. A fully masked query has weights 0 and output 0, with gradient 0. A temperature is above 0: a number, or an
+array that broadcasts to one for each query, `(..., query, 1)`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def attention_scores(Q: Array, K: Array, scale: bool = True) -> Array:
 
 
 def attention_scores_with_metric(Q: Array, K: Array, g: Array) -> Array:
-    r"""Return scores under a metric g (width, width), $S_{ij} = q_i^a g_{ab} k_j^b$; nothing else is scaled."""
+    r"""Return scores under a metric g (width, width), $S_{ij} = q_i^a g_{ab} k_j^b$, without another scale."""
     return bilinear_form_batch(Q, K, g)
 
 
 def attention_weights(S: Array, mask: Array | None = None, temperature: Array | float = 1.0) -> Array:
-    r"""Return weights $A_{ij} = \exp(S_{ij}/T)/Z_i$ over the keys that query i may see; a score of -inf is masked."""
+    r"""Return weights $A_{ij} = \exp(S_{ij}/T)/Z_i$ over the visible keys of query i; a score of -inf is masked."""
     _, S, mask = unify(S=S, mask=mask)
     require_floating(S=S)
     require_rank("..., query, key", S=S)
@@ -71,7 +71,7 @@ def bilinear_attention(
     temperature: Array | float = 1.0,
     return_weights: bool = False,
 ) -> Any:
-    r"""Return attention under a metric, $O = \mathrm{softmax}(Q g K^\top / T)\, V$; the metric holds the scale.
+    r"""Return attention under a metric, $O = \mathrm{softmax}(Q g K^\top / T)\, V$; the metric includes the scale.
 
     With `return_weights` also the weights.
     """
@@ -110,7 +110,7 @@ def decompose_attention(Q: Array, K: Array, V: Array) -> dict[str, Any]:
 
 
 def _scale(Q: Array) -> float:
-    # Vectors without entries have score 0 at any scale.
+    # Vectors of width 0 have score 0 at any scale.
     return 1 / math.sqrt(max(Q.shape[-1], 1))
 
 

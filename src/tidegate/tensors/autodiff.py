@@ -1,4 +1,4 @@
-"""Gradients by the arrays' own library: the judge of the hand-derived ones."""
+"""Gradients by the arrays' own library, to check hand-derived ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.tensors.namespace import Array, namespace_of
 def gradients(function: Callable[[Mapping[str, Array]], Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the gradient of a scalar function for each of its named arrays, by JAX or PyTorch.
 
-    NumPy has no automatic differentiation: there the gradient is taken by central differences.
+    For NumPy, which has no automatic differentiation, use central differences.
     """
     match namespace_of(*arrays.values()).__name__.split(".")[-1]:
         case "torch":

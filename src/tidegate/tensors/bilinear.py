@@ -1,4 +1,4 @@
-"""Metrics and what they measure: lowering and raising indices, bilinear and quadratic forms.
+"""Metrics: lowering and raising indices, bilinear and quadratic forms.
 
 Vectors are `(..., d)` and metrics `(..., d, d)`; leading axes broadcast.
 """
@@ -40,7 +40,7 @@ def scaled_euclidean_metric(d: int, scale: float | None = None, *, xp: Namespace
 def learned_metric(W: Array) -> Array:
     r"""Return the metric $g = W^\top W$ that a linear map W (..., k, d) pulls back from Euclidean space.
 
-    Positive semidefinite for every W, and positive definite exactly when W has full column rank (so never for k < d).
+    Positive semidefinite, and positive definite exactly when W has full column rank (never for k < d).
     """
     xp, weight = check_arrays(W=(W, "..., k, d"))
     return xp.einsum("...ka,...kb->...ab", weight, weight)
@@ -49,7 +49,7 @@ def learned_metric(W: Array) -> Array:
 def diagonal_metric(diag: Array) -> Array:
     r"""Return the metric $g_{ab} = w_a \delta_{ab}$ with one weight per axis, (..., d).
 
-    Positive definite exactly when all weights are above 0. Other weights are allowed; a zero gives a singular metric.
+    Positive definite exactly when all weights are above 0; a weight of 0 gives a singular metric.
     """
     xp, diag = check_arrays(diag=(diag, "..., d"))
     rows = xp.broadcast_to(diag[..., None], (*diag.shape, diag.shape[-1]))
@@ -73,10 +73,8 @@ def raise_index(v_lower: Array, g_inv: Array) -> Array:
 def metric_inverse(g: Array) -> Array:
     r"""Return the inverse metric $g^{ab}$ with $g^{ab} g_{bc} = \delta^a_c$, symmetric to the last bit.
 
-    g may be indefinite. It is singular when its smallest |eigenvalue| is within d rounding errors of its largest.
-
-    Raises:
-        InputError: If g is singular or not symmetric; not while its values are being traced.
+    g may be indefinite. Raise InputError, unless g is traced, if g is not symmetric or singular: its smallest
+    |eigenvalue| is within d rounding errors of its largest.
     """
     xp, g = check_arrays(g=(g, "..., d, d"))
     _require_symmetric(xp, "g", g)
@@ -95,7 +93,7 @@ def metric_inverse(g: Array) -> Array:
 def bilinear_form(u: Array, v: Array, g: Array) -> Array:
     r"""Return the bilinear form $B(u, v) = u^a g_{ab} v^b$, (...).
 
-    Symmetric in u and v when g is. Any square g will do, such as $W_Q W_K^\top$.
+    g may be any square matrix, such as $W_Q W_K^\top$; the form is symmetric if g is.
     """
     xp, u, v, g = check_arrays(u=(u, "..., d"), v=(v, "..., d"), g=(g, "..., d, d"))
     return xp.einsum("...a,...a->...", u, xp.einsum("...ab,...b->...a", g, v))
@@ -131,7 +129,7 @@ def inner_product(u: Array, v: Array, metric_type: Literal["euclidean", "scaled"
 
 
 def verify_metric_properties(g: Array, tol: float = 1e-06) -> dict[str, Array]:
-    r"""Check what makes g a metric. The verdicts do not change when g is multiplied by a positive number.
+    r"""Check the properties of a metric; multiplying g by a positive number does not change the verdicts.
 
     Args:
         g: (..., d, d)
@@ -142,7 +140,7 @@ def verify_metric_properties(g: Array, tol: float = 1e-06) -> dict[str, Array]:
             symmetric: (...) bool
             positive_definite: (...) bool, symmetric and every eigenvalue above tol; False for g = 0
             positive_semidefinite: (...) bool, symmetric and no eigenvalue below -tol
-            valid_metric: (...) bool, what a metric must be: symmetric and positive definite
+            valid_metric: (...) bool, symmetric and positive definite
             eigenvalues: (..., d), ascending, of the symmetric part of g; in float32 or better
             min_eigenvalue: (...), the first of them
             condition_number: (...), largest over smallest |eigenvalue|; inf if one is 0
@@ -180,7 +178,7 @@ def _require_finite(xp: Namespace, name: str, g: Array) -> None:
 
 
 def _require_symmetric(xp: Namespace, name: str, g: Array) -> None:
-    """Check symmetry to half the digits of the dtype: products such as WᵀW are symmetric only up to rounding."""
+    """Check symmetry to half the digits of the dtype: products such as WᵀW are symmetric up to rounding."""
     _require_finite(xp, name, g)
     asymmetry, largest_entry = _asymmetry_and_largest_entry(xp, g)
     if is_false(asymmetry <= math.sqrt(xp.finfo(g.dtype).eps) * largest_entry):

@@ -1,7 +1,6 @@
-"""The index notation itself: operations as their einsum strings, and a parser that explains such strings.
+"""Einsum notation: operations as einsum strings, and a parser that explains such strings.
 
-Each function here is the string in its body. The letters in it are axes of equal size wherever they recur; `...` stands
-for batch axes that broadcast.
+A letter is an axis of one size wherever it occurs; `...` stands for batch axes that broadcast.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ EINSUM_EXAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "trace_product": ("ij,ji->", "the trace of a product, without the product"),
         "batch_matmul": ("bij,bjk->bik", "one matrix product for each b"),
         "batch_trace": ("bii->b", "one trace for each b"),
-        "any_batch_matmul": ("...ij,...jk->...ik", "matrix products over whatever batch axes there are"),
+        "any_batch_matmul": ("...ij,...jk->...ik", "matrix products over any batch axes"),
         "bilinear": ("a,ab,b->", "a vector, a metric and a vector: uᵀMv"),
         "batch_bilinear": ("ia,ab,jb->ij", "each query with each key in the metric g"),
         "attention_scores": ("ia,ja->ij", "each query with each key: QKᵀ"),
         "attention_output": ("ij,jc->ic", "values averaged by weights: AV"),
         "batched_scores": ("bia,bja->bij", "scores for each sequence b"),
         "batched_output": ("bij,bjc->bic", "outputs for each sequence b"),
-        "mh_project": ("id,hda->hia", "the input as each head h sees it"),
+        "mh_project": ("id,hda->hia", "the input projected for each head h"),
         "mh_scores": ("hia,hja->hij", "scores for each head"),
         "mh_output": ("hij,hjc->hic", "outputs for each head"),
         "mh_combine": ("hic,hcd->id", "heads projected back and summed"),
-        "bmh_project": ("bid,hda->bhia", "each sequence as each head sees it"),
+        "bmh_project": ("bid,hda->bhia", "each sequence projected for each head"),
         "bmh_scores": ("bhia,bhja->bhij", "scores for each sequence and head"),
         "gated_values": ("ij,ja,ja->ia", "values times their gates, averaged by weights: A(G⊙V)"),
     }
@@ -112,7 +111,7 @@ def bilinear_form_einsum(u: Array, M: Array, v: Array) -> Array:
 def batch_bilinear_form(Q: Array, g: Array, K: Array) -> Array:
     r"""$Q_{ia} g_{ab} K_{jb}$: (..., i, a), (..., a, b), (..., j, b) -> (..., i, j).
 
-    One string, one sum over all of i, j, a and b; `bilinear.bilinear_form_batch` is the same as two matrix products.
+    It is a single sum; `bilinear.bilinear_form_batch` computes the same by two matrix products.
     """
     return _contract("...ia,...ab,...jb->...ij", Q=Q, g=g, K=K)
 
@@ -169,20 +168,13 @@ def batched_multihead_scores_einsum(Q_h: Array, K_h: Array) -> Array:
 
 
 def parse_einsum(subscripts: str) -> ParsedEinsum:
-    """Parse an einsum string; spaces are ignored.
+    """Parse an einsum string; spaces are ignored. Raise InputError for a string that NumPy rejects.
 
     Without "->" the output is NumPy's: the ellipsis, if any, then the indices that occur exactly once, sorted.
 
     Returns:
-        A dict:
-            inputs: the indices of each operand, such as ["...ia", "...ja"]
-            output: the indices of the result, such as "...ij"
-            input_indices: every index, sorted
-            free_indices: those of the result, sorted
-            summation_indices: those that are summed over, sorted
-
-    Raises:
-        InputError: If NumPy would not take the string.
+        A dict: the indices of each operand, as in inputs ["...ia", "...ja"], and of the result, as in output "...ij";
+        and as sorted lists all input_indices, the free_indices of the result, and the summation_indices
     """
     if not isinstance(subscripts, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"subscripts must be a string such as 'ij,jk->ik', got {type(subscripts).__name__}.")
@@ -210,7 +202,7 @@ def parse_einsum(subscripts: str) -> ParsedEinsum:
 
 
 def explain_einsum(subscripts: str) -> str:
-    """Return an einsum string in words: its tensors, what is summed, and the formula of one entry of the result."""
+    """Explain an einsum string: its tensors, the summed indices, and the formula of one entry of the result."""
     parsed = parse_einsum(subscripts)
     inputs, output, summed = parsed["inputs"], parsed["output"], parsed["summation_indices"]
     lines = [f"{','.join(inputs)}->{output}"]
@@ -227,7 +219,7 @@ def explain_einsum(subscripts: str) -> str:
 
 
 def _contract(subscripts: str, **operands: Array) -> Array:
-    """Evaluate an einsum, whose string also defines the checks of ranks, sizes and batch axes."""
+    """Evaluate an einsum after checking ranks, sizes and batch axes by its string."""
     terms = subscripts.split("->")[0].split(",")
     xp, *arrays = check_arrays(
         **{name: (array, _index_list(term)) for (name, array), term in zip(operands.items(), terms, strict=True)}

@@ -1,4 +1,4 @@
-r"""Compute gates: what they read, their logits, their values, and the tensors that they gate.
+r"""Gates: their sources, logits and values, and the tensors that they gate.
 
 Shapes: `H` query heads, `G` key/value heads, `T` positions, `h` head width, `d` model width; heads first.
 """
@@ -21,7 +21,7 @@ from tidegate.tensors.random import normal, split
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateSources:
-    """Everything that a gate may read, before other gates, norms and rotation; None if not available."""
+    """The arrays that a gate may read, before other gates, norms and rotation; None if not available."""
 
     input: Array = None
     """(..., T, d): the layer's input."""
@@ -32,9 +32,9 @@ class GateSources:
     value: Array = None
     """(..., G, S, h)"""
     output: Array = None
-    """(..., H, T, h): the attention output, with any sink in its softmax"""
+    """(..., H, T, h): the attention output, including any sink"""
     partition: Array = None
-    """(..., H, T): the logarithm of the partition function; -inf for a query that may see nothing"""
+    """(..., H, T): the logarithm of the partition function; -inf for a fully masked query"""
 
 
 def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapping[str, Array]) -> Array:
@@ -43,8 +43,8 @@ def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapp
     Args:
         gate: The gate.
         target: (..., heads, T, h) at the site's heads; (..., T, d) at the dense site
-        sources: What the gate may read.
-        parameters: Arrays by name, of the shapes that `gate.parameter_shapes` gives.
+        sources: The arrays that the gate may read.
+        parameters: Arrays by name, of the shapes of `gate.parameter_shapes`.
     """
     dense = gate.site == "dense"
     xp, target, reads, *arrays = unify(target=target, reads=gate_reads(gate, sources), **parameters)
@@ -54,10 +54,10 @@ def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapp
     values = gate_values(gate, reads, named, num_heads=1 if dense else target.shape[-3])
     values = values[..., 0, :, :] if dense else values
     if target.shape[-2] != values.shape[-2]:
-        raise InputError("target", expected=f"of the gate's {values.shape[-2]} positions", got=target.shape[-2])
+        raise InputError("target", expected=f"of length {values.shape[-2]}, like the gate", got=target.shape[-2])
     width = 1 if gate.grain == "head" or gate.placebo == "constant" else target.shape[-1]
     if values.shape[-1] != width:
-        expected = f"of {width} numbers for each head of gate {gate}"
+        expected = f"of gated width {width} for gate {gate}"
         raise InputError("parameters", expected=expected, got=values.shape[-1])
     values = xp.astype(values, target.dtype, copy=False)
     match gate.op:
@@ -70,11 +70,11 @@ def apply_gate(gate: Gate, target: Array, sources: GateSources, parameters: Mapp
 
 
 def gate_reads(gate: Gate, sources: GateSources) -> Array:
-    """Return what the gate reads, laid out for the heads that it acts on: (..., heads or 1, T, read width).
+    """Return the gate's source in the layout of the gated heads: (..., heads or 1, T, read width).
 
-    A gate on the attended side reads the context, its group's queries side by side, or its own value; a gate on the
-    attending side reads the input, its own query or output, or its group's value. The dense site reads all heads. A
-    gate that reads nothing has the width 0. A shuffled one reads the next of the first axis, without a gradient.
+    A gate on the attended side reads the context, the concatenated queries of its group, or its own value; a gate on
+    the attending side reads the input, its own query or output, or its group's value. The dense site reads all heads.
+    A gate that reads nothing has width 0. A shuffled gate reads the next row of the first axis, without a gradient.
     """
     if sources.context is not None:
         gate.require_cross_attention()
@@ -93,7 +93,7 @@ def gate_reads(gate: Gate, sources: GateSources) -> Array:
 def gate_logits(gate: Gate, reads: Array, parameters: Mapping[str, Array], *, num_heads: int) -> Array:
     r"""Return logits $r W + b$, or $r\,W_{down} W_{up} + b$ for a rank, in float32 or better.
 
-    They are $r + b$ for the partition function and for the op `replace`, $b$ for a gate that reads nothing.
+    Without a matrix they are $r + b$; for a gate that reads nothing, $b$.
 
     Args:
         gate: The gate.
@@ -142,16 +142,16 @@ def bilinearly_modulated_attention(
 ) -> Array:
     r"""Return attention whose values pass a gate $g = \sigma(q W_g)$; the weights $A$ are those of plain attention.
 
-    `source`: $o_i = \sum_j A_{ij} (g_j \odot v_j)$, the attended position's own query decides what it offers.
-    `query` : $o_i = g_i \odot \sum_j A_{ij} v_j$, the attending query decides what it receives.
+    `source`: $o_i = \sum_j A_{ij} (g_j \odot v_j)$, the query at the attended position gates.
+    `query` : $o_i = g_i \odot \sum_j A_{ij} v_j$, the attending query gates.
 
     Args:
         Q: (..., T, h), with heads (..., H, T, h)
         K: (..., S, h); `source` needs S = T
         V: (..., S, value width)
         W_g: (h, value width), with heads (H, h, value width)
-        index: Whose query gates.
-        mask: bool, broadcasts to (..., T, S), True = may attend; a row that may see nothing gives 0
+        index: The gating query, `source` or `query`.
+        mask: bool, broadcasts to (..., T, S), True = may attend; a fully masked row gives 0
 
     Returns:
         (..., T, value width)
@@ -173,7 +173,7 @@ def bilinearly_modulated_attention(
 
 
 def naive_query_modulated_attention(Q: Array, K: Array, V: Array, W_g: Array, *, mask: Array | None = None) -> Array:
-    r"""Return $\sum_j A_{ij} (g_i \odot v_j)$ by definition, through a (T, S, h) tensor, to prove the factored form.
+    r"""Return $\sum_j A_{ij} (g_i \odot v_j)$ by definition, through a (T, S, h) tensor, to check the factored form.
 
     Arguments and result as in `bilinearly_modulated_attention(..., index="query")`.
     """
@@ -185,13 +185,7 @@ def naive_query_modulated_attention(Q: Array, K: Array, V: Array, W_g: Array, *,
 
 
 def init_gate_parameters(
-    key: Any,
-    gate: Gate,
-    *,
-    d_model: int,
-    num_heads: int,
-    num_kv_heads: int | None = None,
-    head_dim: int | None = None,
+    key: Any, gate: Gate, *, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
 ) -> dict[str, Array]:
     """Return initial parameters: the matrix from N(0, init_std²), the bias at `gate.bias`.
 
@@ -199,7 +193,7 @@ def init_gate_parameters(
     standard deviation init_std and an init_std of 0 starts at zero without stopping the gradient.
 
     Args:
-        key: A NumPy or PyTorch generator, or a JAX key; the arrays are of its kind.
+        key: A NumPy or PyTorch generator, or a JAX key; the arrays are of its library.
         gate: The gate.
         d_model: Width of the layer.
         num_heads: Query heads.
@@ -216,7 +210,7 @@ def init_gate_parameters(
 
 
 def _own_reads(gate: Gate, sources: GateSources) -> Array:
-    """Return what the gate reads of its own sequence, in full width."""
+    """Return the gate's source in full width, before the changes that make a placebo."""
 
     def source(name: str) -> Array:
         array = getattr(sources, name)
@@ -240,7 +234,7 @@ def _own_reads(gate: Gate, sources: GateSources) -> Array:
         case "partition":
             return source("partition")[..., None]
         case "nothing":
-            raise AssertionError("a gate that reads nothing is blind")
+            raise AssertionError("a gate that reads nothing has no source")
 
 
 def _query_gate(xp: Namespace, Q: Array, V: Array, W_g: Array) -> Array:
@@ -257,5 +251,5 @@ def _require_shared(gate: Gate, name: str, parameter: Array, num_heads: int) -> 
         "layer": (given == 1, "1"),
     }[gate.share]
     if not fits:
-        expected = f"of {wanted} heads, for share={gate.share!r} over {num_heads} gated heads"
+        expected = f"for {wanted} heads with share={gate.share!r} and {num_heads} gated heads"
         raise InputError(name, expected=expected, got=given)

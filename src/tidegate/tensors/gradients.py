@@ -38,7 +38,7 @@ def grad_scores_wrt_K(dL_dS: Array, Q: Array, scale: float) -> Array:
 def grad_softmax(dL_dA: Array, A: Array) -> Array:
     r"""Return $dL/dS_{ij} = A_{ij} (dL/dA_{ij} - \sum_k A_{ik}\,dL/dA_{ik})$, from $A = \mathrm{softmax}(S)$.
 
-    A row of zeros, a query that sees nothing, has gradient 0.
+    A row of zeros, from a fully masked query, has gradient 0.
     """
     xp, dL_dA, A = unify(dL_dA=dL_dA, A=A)
     require_floating(dL_dA=dL_dA, A=A)
@@ -61,8 +61,8 @@ def grad_output_wrt_V(dL_dO: Array, A: Array) -> Array:
 def attention_backward(dL_dO: Array, Q: Array, K: Array, V: Array, A: Array, S: Array) -> tuple[Array, Array, Array]:
     r"""Return the gradients of $O = \mathrm{softmax}(Q K^T / \sqrt h)\,V$ for Q, K and V.
 
-    The weights A say all that the softmax's derivative depends on, so the scores S are only checked for their shape.
-    Masked pairs have A = 0 and so no gradient. Where leading axes broadcast, the gradients are summed over them.
+    The softmax's derivative depends only on the weights A; only the shape of the scores S is used, for a check. Masked
+    pairs have A = 0 and so gradient 0. Gradients are summed over broadcast leading axes.
     """
     _, dL_dO, Q, K, V, A, S = unify(dL_dO=dL_dO, Q=Q, K=K, V=V, A=A, S=S)
     require_same_shape(A=A, S=S)
@@ -131,7 +131,7 @@ def verify_gradients(
 ) -> dict[str, bool]:
     """Compare the hand-derived gradients with the library's own, in a dict of dL_dQ, dL_dK, dL_dV and all_correct.
 
-    With `W_g` those of bilinearly modulated attention, dL_dW_g too. The reference is automatic
+    With `W_g` they are those of bilinearly modulated attention, with dL_dW_g. The reference is automatic
     differentiation for JAX and PyTorch arrays, central differences for NumPy arrays.
     """
     arrays, loss = _loss(Q, K, V, W_g, index, mask)
@@ -160,11 +160,11 @@ def gradient_numerical_check(
     index: Literal["source", "query"] = "source",
     mask: Array | None = None,
 ) -> dict[str, Any]:
-    """Compare hand-derived gradients with central differences of step eps; use float64, and small arrays.
+    """Compare hand-derived gradients with central differences of step eps; use small float64 arrays.
 
     Returns:
-        numerical and analytic, dictionaries dL_d* → array; max_error, the largest difference between them, and
-        rel_error, the same in units of the largest numerical entry
+        numerical and analytic, dictionaries dL_d* → array; max_error, their largest difference; and rel_error,
+        max_error over the largest numerical entry
     """
     arrays, loss = _loss(Q, K, V, W_g, index, mask)
     numerical = {f"dL_d{name}": slope for name, slope in central_differences(loss, arrays, eps=eps).items()}
@@ -181,7 +181,7 @@ def gradient_numerical_check(
 
 
 def gradient_flow_analysis(Q: Array, K: Array, V: Array) -> dict[str, Any]:
-    """Return every intermediate of plain attention, the gradient that reaches it, and the gradients' Frobenius norms.
+    """Return the intermediates of plain attention, their gradients, and the gradients' Frobenius norms.
 
     Returns:
         S, A, O, dL_dO, dL_dA, dL_dS, dL_dQ, dL_dK, dL_dV, and grad_norms by name
@@ -192,14 +192,7 @@ def gradient_flow_analysis(Q: Array, K: Array, V: Array) -> dict[str, Any]:
     O = attention_output(A, V)  # noqa: E741
     dL_dA = grad_output_wrt_A(O, V)
     dL_dQ, dL_dK, dL_dV = attention_backward(O, Q, K, V, A, S)
-    flow = {
-        "dL_dO": O,
-        "dL_dA": dL_dA,
-        "dL_dS": grad_softmax(dL_dA, A),
-        "dL_dQ": dL_dQ,
-        "dL_dK": dL_dK,
-        "dL_dV": dL_dV,
-    }
+    flow = {"dL_dO": O, "dL_dA": dL_dA, "dL_dS": grad_softmax(dL_dA, A), "dL_dQ": dL_dQ, "dL_dK": dL_dK, "dL_dV": dL_dV}
     norms = {name: xp.sqrt(xp.sum(gradient * gradient)) for name, gradient in flow.items()}
     return {"S": S, "A": A, "O": O, **flow, "grad_norms": norms}
 

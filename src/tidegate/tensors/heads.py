@@ -8,7 +8,7 @@ from tidegate.tensors.namespace import Array, Namespace, namespace_of
 
 
 def repeat_heads(x: Array, num_heads: int) -> Array:
-    """Repeat each head of (..., heads, m, n) until there are `num_heads`; copies of a head are adjacent."""
+    """Repeat each head of (..., heads, m, n) to get `num_heads`; copies of a head are adjacent."""
     require_rank("..., heads, row, column", x=x)
     *leading, heads, rows, columns = x.shape
     if num_heads % heads:

@@ -1,4 +1,4 @@
-"""Associative memory: stored patterns as minima of an energy, retrieval as descent, attention as one step of it.
+"""Hopfield networks: stored patterns are minima of an energy, and attention is one step of retrieval.
 
 `patterns` are `(..., num_patterns, d)` and a `state` is `(..., d)`; their leading axes broadcast, so many states
 can share one set of patterns. `beta` is an inverse temperature, one number above 0.
@@ -24,13 +24,10 @@ class Retrieval(NamedTuple):
 
     state: Array
     """(..., d), the last state."""
-
     trajectory: Array
     """(..., max_iterations + 1, d), from the query to the last state."""
-
     energies: Array
     """(..., max_iterations + 1), the energy at each point of the trajectory; it never rises."""
-
     num_iterations: Array
     """(...) integer, the number of updates before the state converged."""
 
@@ -39,7 +36,7 @@ def classical_hopfield_energy(state: Array, patterns: Array) -> Array:
     r"""Return the energy $-\frac12 s^T W s$ with Hebb's weights $W = \frac1d \sum_\mu \xi_\mu \xi_\mu^T$, diagonal 0.
 
     Equal to $-\frac1{2d} \sum_\mu (\xi_\mu \cdot s)^2 + \frac1{2d} \sum_i s_i^2 \sum_\mu \xi_{\mu i}^2$; for entries of
-    ±1, as is usual, the second term is the constant num_patterns / 2. W is never built.
+    ±1 the second term is the constant num_patterns / 2. W is never built.
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     return -xp.sum(state * _hebb_field(state, patterns), axis=-1) / (2 * state.shape[-1])
@@ -48,8 +45,8 @@ def classical_hopfield_energy(state: Array, patterns: Array) -> Array:
 def classical_hopfield_update(state: Array, patterns: Array) -> Array:
     r"""Set every neuron at once to the sign of its field: $s' = \mathrm{sign}(W s)$, W as in the energy, entries ±1.
 
-    A field of exactly 0 keeps the neuron. Updating one neuron never raises the energy; updating all at once, as here,
-    may, and may end in a cycle of two states.
+    A field of exactly 0 keeps the neuron. Updating a single neuron never raises the energy; this update of all neurons
+    may, and may cycle between two states.
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     field = _hebb_field(state, patterns)
@@ -72,7 +69,7 @@ def modern_hopfield_energy(state: Array, patterns: Array, beta: float = 1.0) -> 
 def modern_hopfield_update(state: Array, patterns: Array, beta: float = 1.0) -> Array:
     r"""Take one retrieval step $\xi' = X^T \mathrm{softmax}(\beta X \xi)$; the rows of X are the patterns.
 
-    It is attention with the patterns as keys and values. The result lies in the convex hull of the patterns.
+    It is attention with the patterns as keys and values. The result lies in their convex hull.
     """
     xp, state, patterns = _state_and_patterns(state, patterns)
     return xp.squeeze(attention_as_hopfield(state[..., None, :], patterns, patterns, beta), axis=-2)
@@ -83,8 +80,8 @@ def hopfield_retrieve(
 ) -> Retrieval:
     r"""Repeat `modern_hopfield_update` until a step is no longer than `tol`, at most `max_iterations` times.
 
-    A converged state is kept for the remaining iterations, so that shapes are fixed and rows of a batch may converge at
-    different times. The energy never rises along the trajectory.
+    A converged state is kept for the remaining iterations, so rows of a batch may converge at different times. The
+    energy never rises along the trajectory.
     """
     xp, query, patterns = _state_and_patterns(query, patterns, name="query")
     require_count(1, max_iterations=max_iterations)
@@ -108,16 +105,8 @@ def attention_as_hopfield(queries: Array, keys: Array, values: Array, beta: floa
     r"""Return $\mathrm{softmax}(\beta Q K^T) V$, retrieval by keys with separate values.
 
     With β = 1/√d, the default, this is scaled dot-product attention; with values equal to the keys it is one
-    `modern_hopfield_update` of every query.
-
-    Args:
-        queries: (..., query, d)
-        keys: (..., key, d)
-        values: (..., key, width)
-        beta: Inverse temperature; None is 1/√d.
-
-    Returns:
-        (..., query, width)
+    `modern_hopfield_update` of every query. Queries are (..., query, d), keys (..., key, d), values (..., key, width),
+    the result (..., query, width).
     """
     xp, queries, keys, values = check_arrays(
         queries=(queries, "..., query, d"), keys=(keys, "..., key, d"), values=(values, "..., key, width")
@@ -131,11 +120,8 @@ def attention_as_hopfield(queries: Array, keys: Array, values: Array, beta: floa
 def separation_quality(patterns: Array) -> Array:
     r"""Return each pattern's distance from the others, $\Delta_i = \min_{j \ne i} (x_i \cdot x_i - x_i \cdot x_j)$.
 
-    Ramsauer et al. 2020, definition 2: large and positive is easy to retrieve; 0 has a duplicate; below 0 another
-    pattern has the larger overlap. A single pattern has `inf`.
-
-    Returns:
-        (..., num_patterns), one value for each pattern
+    Ramsauer et al. 2020, definition 2. A large value is easy to retrieve, 0 means a duplicate, and below 0 another
+    pattern has a larger overlap. A single pattern has `inf`. The result is (..., num_patterns).
     """
     _, patterns = _patterns(patterns)
     xp, patterns, itself = unify(patterns=patterns, itself=np.eye(patterns.shape[-2], dtype=bool))
@@ -146,14 +132,8 @@ def separation_quality(patterns: Array) -> Array:
 def energy_landscape_1d(patterns: Array, axis: int = 0, n_points: int = 100, beta: float = 1.0) -> tuple[Array, Array]:
     """Compute the modern energy on the line through the patterns' mean, parallel to one coordinate axis.
 
-    The line runs over the patterns' range in that coordinate and half that range further on each side; where all
-    patterns agree in it, the range is taken as 1.
-
-    Args:
-        patterns: (..., num_patterns, d)
-        axis: The coordinate that moves, from -d to d - 1.
-        n_points: Number of points on the line.
-        beta: Inverse temperature.
+    The line covers the patterns' range in that coordinate, or 1 if all patterns agree in it, and half of it more on
+    each side. `axis` is from -d to d - 1.
 
     Returns:
         positions (..., n_points), the values of that coordinate; energies (..., n_points)
@@ -181,19 +161,14 @@ def retrieval_basin(
     beta: float = 1.0,
     key: Any = None,
 ) -> Array:
-    """Return the share of noisy starts from which `hopfield_retrieve` recovers a pattern, (...).
+    """Return the fraction of noisy starts from which `hopfield_retrieve` recovers a pattern, (...).
 
     A start is the pattern plus normal noise of standard deviation `noise_scale` in every coordinate. It is
     recovered if it ends nearer to the pattern than half the distance from the pattern to the nearest other one. Of two
     equal patterns neither is ever recovered; a single pattern always is.
 
-    Args:
-        pattern_idx: Index of the pattern, from -num_patterns to num_patterns - 1.
-        patterns: (..., num_patterns, d)
-        n_samples: Number of starts.
-        noise_scale: Standard deviation of the noise.
-        beta: Inverse temperature.
-        key: See `tidegate.tensors.random`; None is `numpy.random.default_rng(0)`, the same noise at every call.
+    `pattern_idx` is from -num_patterns to num_patterns - 1. `key` is a generator or key of any library; None is
+    `numpy.random.default_rng(0)`, the same noise at every call.
     """
     xp, patterns = _patterns(patterns)
     require_count(1, n_samples=n_samples)
@@ -210,10 +185,10 @@ def retrieval_basin(
 def retrieval_success(
     key: Any, d: int, num_patterns: int, *, beta: float = 1.0, noise_scale: float = 0.5, num_trials: int = 100
 ) -> Array:
-    """Measure the share of random stored patterns that are recovered from noise; `modern_capacity` is the theory.
+    """Measure the fraction of random patterns that are recovered from noise; `modern_capacity` is the theory.
 
     One set of patterns is drawn, uniform on the sphere of radius √d. Trial t starts at pattern t modulo `num_patterns`
-    plus noise, and is judged as in `retrieval_basin`. The result is a number from 0 to 1, of the key's kind.
+    plus noise; recovery is defined as in `retrieval_basin`. The result is a number from 0 to 1, of the key's library.
     """
     require_count(1, d=d, num_patterns=num_patterns, num_trials=num_trials)
     pattern_key, noise_key = split(key, 2)
@@ -229,31 +204,24 @@ def retrieval_success(
 
 
 def classical_capacity(N: float) -> float:
-    r"""Return the random ±1 patterns that N classical neurons can store: $0.138 N$, not rounded.
-
-    After Amit, Gutfreund and Sompolinsky 1985.
-    """
+    r"""Return the number of random ±1 patterns that N classical neurons store, $0.138 N$ (Amit et al. 1985)."""
     require_positive(N=N)
     return 0.138 * N
 
 
 def modern_capacity(d: int, epsilon: float = 0.01, *, beta: float = 1.0, K: float = 3.0) -> float:
-    r"""Return the random patterns on a sphere that a modern network stores, failing with probability at most epsilon.
+    r"""Return the number of random patterns on a sphere that a modern network stores, not rounded, or `inf`.
 
     The lower bound of Ramsauer et al. 2020, theorem 3, for patterns of norm $K\sqrt{d-1}$:
     $N \ge \sqrt\epsilon\, c^{(d-1)/4}$ with $c = b / W_0(e^{a + \ln b})$, $b = \frac25 K^2 \beta$,
     $a = \frac{2}{d-1} (1 + \ln(2 \beta K^2 \epsilon (d-1)))$ and $W_0$ the upper branch of Lambert's function.
-    The theorem asks for $c \ge (2/\sqrt\epsilon)^{4/(d-1)}$, which says that N is at least 2: a smaller result promises
-    nothing.
+    The theorem requires $c \ge (2/\sqrt\epsilon)^{4/(d-1)}$, or N ≥ 2; a smaller result guarantees nothing.
 
     Args:
         d: Width of the patterns, at least 2.
         epsilon: Probability of failure, in (0, 1].
         beta: Inverse temperature; the defaults of beta and K are those of the paper's first example.
         K: Radius, above 0.
-
-    Returns:
-        Number of patterns, not rounded; `inf` beyond the largest float.
     """
     require_count(2, d=d)
     require_positive(beta=beta, K=K)
@@ -275,7 +243,7 @@ def _log_lambert_w(y: float) -> float:
 
 
 def _state_and_patterns(state: Array, patterns: Array, *, name: str = "state") -> tuple[Namespace, Array, Array]:
-    """Return the namespace and the two arrays, checked; `name` is what the caller calls the state."""
+    """Return the namespace and the two checked arrays; `name` is the name of the state in errors."""
     xp, state, patterns = check_arrays(**{name: (state, "..., d"), "patterns": (patterns, "..., num_patterns, d")})
     _patterns(patterns)
     return xp, state, patterns
@@ -305,7 +273,7 @@ def _overlaps(state: Array, patterns: Array) -> Array:
 
 
 def _hebb_field(state: Array, patterns: Array) -> Array:
-    """Return the field W s times d: whole numbers for entries of ±1, so that a field of 0 is exact."""
+    """Return the field W s times d: integers for entries of ±1, so that a field of 0 is exact."""
     xp = namespace_of(state, patterns)
     hebb = xp.squeeze(xp.matmul(_overlaps(state, patterns)[..., None, :], patterns), axis=-2)
     return hebb - state * xp.sum(patterns * patterns, axis=-2)

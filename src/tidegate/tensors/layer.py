@@ -1,4 +1,4 @@
-"""One attention layer as plain arrays, and its reference forward: the interchange between frameworks.
+"""One attention layer as plain arrays with a reference forward pass: the interchange between frameworks.
 
 Shapes: `H` query heads, `G` key/value heads, `T` positions, `S` attended positions, `h` head width, `d` model width.
 """
@@ -14,12 +14,7 @@ from tidegate._validation import InputError, require_bool, require_positive, req
 from tidegate.gate import GatePath
 from tidegate.gates import Gates
 from tidegate.sizes import HeadShape
-from tidegate.tensors._checks import (
-    broadcast_batches,
-    check_arrays,
-    require_head_mask,
-    require_rank,
-)
+from tidegate.tensors._checks import broadcast_batches, check_arrays, require_head_mask, require_rank
 from tidegate.tensors.attention import attention_output, attention_scores, attention_weights
 from tidegate.tensors.gating import GateSources, apply_gate
 from tidegate.tensors.heads import repeat_heads
@@ -52,17 +47,17 @@ class LayerTrace:
     """Every intermediate of one forward pass, heads first."""
 
     query: Array
-    """(..., H, T, h), as it meets the keys: gated, normalized, rotated, under the metric."""
+    """(..., H, T, h): gated, normalized, rotated, lowered by the metric."""
     key: Array
-    """(..., G, S, h), as it meets the queries."""
+    """(..., G, S, h): gated, normalized, rotated."""
     value: Array
     """(..., G, S, h), gated."""
     sources: GateSources
-    """The raw projections and the raw attention output: what the gates read."""
+    """The arrays that gates read: raw projections and the raw attention output."""
     mask: Array | None
-    """(..., T, S) bool, all restrictions together; None sees everything."""
+    """(..., T, S) bool: causality, window and the caller's mask; None without a restriction."""
     weights: Array
-    """(..., H, T, S), of the keys only; a sink scales down what they contribute"""
+    """(..., H, T, S), of the keys, without any sink"""
     heads: Array
     """(..., H, T, h): the attention output, gated."""
     projected: Array
@@ -75,8 +70,8 @@ class LayerTrace:
 class AttentionArrays:
     """Weights and options of one attention layer; call it on an input for its output.
 
-    The order of work: project, gate the query, key and value, normalize, rotate, apply the metric and temperature,
-    attend, gate the output, project, gate the result. Every gate reads raw projections.
+    A forward pass projects, gates query, key and value, normalizes, rotates, applies metric and temperature, attends,
+    gates the output, projects, and gates the result. Every gate reads raw projections.
     """
 
     W_Q: Array
@@ -100,9 +95,9 @@ class AttentionArrays:
     """For each gate's path, its parameters by name."""
     rotary: Rotary | None = None
     q_norm: Array | None = None
-    """(h,): scale of the queries' root-mean-square norm; None leaves them as they are."""
+    """(h,): scale of the queries' root-mean-square norm; None has no norm."""
     k_norm: Array | None = None
-    """(h,): the keys'."""
+    """(h,): scale of the keys' norm."""
     norm_epsilon: float = 1e-6
     metric_diagonal: Array | None = None
     """(H, h): scores become q · (m ⊙ k) / sqrt(h)."""
@@ -111,7 +106,7 @@ class AttentionArrays:
     temperature: float = 1.0
     causal: bool = True
     window: int | None = None
-    """Keys that a query sees, counted from itself, itself included; back alone if causal. None sees everything."""
+    """Number of keys that a query sees, including itself; only backward if causal. None has no limit."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gates", Gates.parse(self.gates))
@@ -164,30 +159,20 @@ class AttentionArrays:
         return replace(self, **own, gate_parameters=gates)
 
     def __call__(
-        self,
-        x: Array,
-        *,
-        context: Array | None = None,
-        mask: Array | None = None,
-        positions: Array | None = None,
+        self, x: Array, *, context: Array | None = None, mask: Array | None = None, positions: Array | None = None
     ) -> Array:
         """Compute the layer's output; arguments as in `trace`."""
         return self.trace(x, context=context, mask=mask, positions=positions).output
 
     def trace(
-        self,
-        x: Array,
-        *,
-        context: Array | None = None,
-        mask: Array | None = None,
-        positions: Array | None = None,
+        self, x: Array, *, context: Array | None = None, mask: Array | None = None, positions: Array | None = None
     ) -> LayerTrace:
         """Run the forward pass and return all its intermediates.
 
         Args:
             x: (..., T, d)
             context: (..., S, d) for cross-attention; None attends to x
-            mask: bool, broadcasts to (..., H, T, S), True = may attend; a row that may see nothing gives 0
+            mask: bool, broadcasts to (..., H, T, S), True = may attend; a fully masked row gives 0
             positions: (T,) or (batch, T) for the rotary embedding; None counts from 0
         """
         layer, x, context, mask = self.of_kind(x, context, mask)
@@ -207,7 +192,7 @@ class AttentionArrays:
         weights = attention_weights(scores, allowed, layer.temperature)
         raw_output = attention_output(weights, repeat_heads(value, num_heads))
         if (sink := layer.gates.at("partition")) is not None:
-            # Its placebo has scores of 0: the logarithm of the number of keys that a query sees.
+            # A placebo has scores of 0, so it reads the logarithm of the number of visible keys.
             seen = scores if sink.placebo is None else xp.zeros_like(scores)
             partition = log_partition(accumulate(seen), layer.temperature, allowed)
             sources = replace(sources, partition=partition)
@@ -249,7 +234,7 @@ class AttentionArrays:
         _, steps = unify(positions=positions)
         require_rank("..., position", positions=steps)
         if steps.shape[-1] != x.shape[-2]:
-            raise InputError("positions", expected=f"of x's {x.shape[-2]} positions", got=int(steps.shape[-1]))
+            raise InputError("positions", expected=f"of length {x.shape[-2]}, like x", got=int(steps.shape[-1]))
         angles = rotary_angles(steps, x.shape[-1], self.rotary, like=x)
         return xp.expand_dims(angles, axis=-3)
 

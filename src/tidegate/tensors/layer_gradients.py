@@ -83,7 +83,7 @@ def layer_backward(
     dL_dy is (..., T, d); other arguments are those of `AttentionArrays.trace`.
 
     Returns:
-        Arrays by name, `x`, `context` and the names of `layer.parameters()`, each of its own array's shape
+        Arrays by name, `x`, `context` and the names of `layer.parameters()`, each of the shape of its array
     """
     layer, x, context, mask = layer.of_kind(x, context, mask)
     xp, _, dL_dy = unify(x=x, dL_dy=dL_dy)
@@ -200,7 +200,7 @@ def _linear_backward(
 
 
 def _reads_backward(gate: Gate, dL_dreads: Array, sources: GateSources) -> Array:
-    """Return the gradient of `gate_reads`: from the layout that the gate sees to that of the source."""
+    """Return the gradient of `gate_reads`, from the gate's layout to that of the source."""
     xp = namespace_of(dL_dreads)
     if gate.width is not None:
         unread = gate_reads(replace(gate, width=None), sources).shape[-1] - gate.width
@@ -226,9 +226,9 @@ def _reads_backward(gate: Gate, dL_dreads: Array, sources: GateSources) -> Array
 def _attention_backward(
     layer: AttentionArrays, trace: LayerTrace, dL_doutput: Array, dL_dpartition: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Return gradients of query, key and value as they meet in the kernel; grouped ones gather from their heads.
+    """Return the gradients of the trace's query, key and value; grouped ones are summed over their heads.
 
-    dL_dpartition, (..., H, T), is of the logarithm of the partition function, whose slope by a score is its weight.
+    dL_dpartition, (..., H, T), is for the logarithm of the partition function, whose slope by a score is its weight.
     """
     num_heads, num_kv_heads, width = trace.query.shape[-3], trace.key.shape[-3], trace.query.shape[-1]
     scale = width**-0.5 / layer.temperature

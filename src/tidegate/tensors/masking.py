@@ -1,4 +1,4 @@
-"""Which keys a query may see. One polarity everywhere: True means "may attend"."""
+"""Attention masks; True means "may attend"."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tidegate.tensors.namespace import Array, Namespace, namespace_of, unify
 
 
 def causal_mask(n: int, *, xp: Namespace = np) -> Array:
-    r"""Return the (n, n) mask that lets a query see itself and what came before: $j \le i$."""
+    r"""Return the (n, n) mask of the keys up to the query, $j \le i$."""
     return _offsets(n, xp) >= 0
 
 
 def causal_mask_with_window(n: int, window: int, *, xp: Namespace = np) -> Array:
-    r"""Return the (n, n) mask that lets a query see the last `window` keys, itself included: $0 \le i - j < window$.
+    r"""Return the (n, n) mask of the last `window` keys, the query included: $0 \le i - j < window$.
 
     It is the identity for window 1, `causal_mask(n)` for window n or more.
     """
@@ -38,26 +38,20 @@ def causal_mask_with_window(n: int, window: int, *, xp: Namespace = np) -> Array
 def local_attention_mask(n: int, window: int, *, xp: Namespace = np) -> Array:
     r"""Return the (n, n) mask of a window of keys centered on the query: $|i - j| \le \lfloor window / 2 \rfloor$.
 
-    A row in the middle has `window` keys if that is odd, one more if it is even; a window of 1 is the query itself.
+    A row in the middle has `window` keys if that is odd, one more if it is even.
     """
     require_count(1, window=window)
     return abs(_offsets(n, xp)) <= window // 2
 
 
 def strided_attention_mask(n: int, stride: int, *, xp: Namespace = np) -> Array:
-    r"""Return the (n, n) mask of every `stride`-th key, counted from the query: $(i - j) \bmod stride = 0$.
-
-    It looks both ways; for a causal one take the intersection with `causal_mask`.
-    """
+    r"""Return the (n, n) mask of every `stride`-th key to both sides of the query: $(i - j) \bmod stride = 0$."""
     require_count(1, stride=stride)
     return _offsets(n, xp) % stride == 0
 
 
 def block_sparse_mask(n: int, block_size: int, *, xp: Namespace = np) -> Array:
-    r"""Return the (n, n) mask of a query's own block: $\lfloor i/b \rfloor = \lfloor j/b \rfloor$ for block size b.
-
-    The last block is shorter when block_size does not divide n.
-    """
+    r"""Return the (n, n) mask of a query's own block: $\lfloor i/b \rfloor = \lfloor j/b \rfloor$ for block size b."""
     require_count(1, n=n, block_size=block_size)
     block = xp.arange(n) // block_size
     return block[:, None] == block[None, :]
@@ -69,7 +63,7 @@ def global_local_mask(n: int, window: int, global_tokens: int | Sequence[int], *
     Args:
         n: Number of tokens.
         window: Size of the local window.
-        global_tokens: How many of the first tokens are global, or the positions of the global ones.
+        global_tokens: Number of leading tokens that are global, or the positions of the global tokens.
         xp: Array library of the mask.
     """
     local = local_attention_mask(n, window, xp=xp)
@@ -79,31 +73,22 @@ def global_local_mask(n: int, window: int, global_tokens: int | Sequence[int], *
     if np.ndim(global_tokens) == 0:
         positions = list(range(positions[0]))
     if max(positions, default=0) >= n:
-        raise InputError("global_tokens", expected=f"positions below n = {n}, or how many", got=global_tokens)
+        raise InputError(
+            "global_tokens", expected=f"positions below n = {n}, or a number of tokens up to n", got=global_tokens
+        )
     is_global = xp.asarray(np.isin(np.arange(n), positions))
     return local | is_global[:, None] | is_global[None, :]
 
 
 def padding_mask(lengths: Array, max_len: int) -> Array:
-    r"""Return a mask (..., max_len) that is True on the first `length` positions of each sequence.
-
-    Args:
-        lengths: (...) integers from 0 to max_len
-        max_len: Number of positions.
-    """
+    r"""Return the mask (..., max_len) of the first positions of each sequence, for lengths (...) from 0 to max_len."""
     return _padding_mask(max_len, "max_len", lengths=lengths)
 
 
 def attention_mask_from_padding(query_lengths: Array, key_lengths: Array, max_q: int, max_k: int) -> Array:
     r"""Return the mask (..., max_q, max_k) of real queries and keys: $i < query length$ and $j < key length$.
 
-    The row of a padded query is all False.
-
-    Args:
-        query_lengths: (...) integers from 0 to max_q
-        key_lengths: (...) integers from 0 to max_k
-        max_q: Number of queries.
-        max_k: Number of keys.
+    The lengths are (...) integers from 0 to max_q and max_k. The row of a padded query is all False.
     """
     _, query_lengths, key_lengths = unify(query_lengths=query_lengths, key_lengths=key_lengths)
     queries = _padding_mask(max_q, "max_q", query_lengths=query_lengths)
@@ -123,9 +108,9 @@ def causal_padding_mask(lengths: Array, max_len: int) -> Array:
 
 
 def document_mask(query_documents: Array, key_documents: Array) -> Array:
-    r"""Return the mask (..., query, key) of a row of packed documents: a query sees its own document.
+    r"""Return the mask (..., query, key) of a row of packed documents: a query sees only its own document.
 
-    Padding that carries an id of its own sees itself: combine with `padding_mask` to shut it out.
+    Padding with its own id sees itself; combine with `padding_mask` to mask it.
 
     Args:
         query_documents: (..., query) integers, the id of the document at each position
@@ -141,9 +126,8 @@ def document_mask(query_documents: Array, key_documents: Array) -> Array:
 def apply_mask(scores: Array, mask: Array, fill_value: float = -1e9) -> Array:
     r"""Keep the scores where the mask is True, and put `fill_value` elsewhere.
 
-    The finite fill keeps a row that may see nothing free of nan, but its softmax is uniform: `attention_weights` with
-    a mask gives zeros instead. Masked scores get gradient 0, whatever they are. A finite fill beyond the dtype's range
-    becomes its nearest finite number.
+    A finite fill avoids nan in a fully masked row, but its softmax is uniform; `attention_weights` with a mask gives
+    zeros. Masked scores have gradient 0, even if they are nan. A finite fill is clipped to the dtype's range.
     """
     xp, scores, mask = unify(scores=scores, mask=mask)
     require_floating(scores=scores)
@@ -153,12 +137,9 @@ def apply_mask(scores: Array, mask: Array, fill_value: float = -1e9) -> Array:
 
 
 def mask_to_additive(mask: Array, fill_value: float = -1e9, *, dtype: Any = None) -> Array:
-    r"""Return what to add to scores instead of masking them: 0 where True, `fill_value` where False.
+    r"""Return an additive mask: 0 where the mask (..., query, key) is True, `fill_value` where it is False.
 
-    Args:
-        mask: (..., query, key) bool
-        fill_value: A finite one beyond the dtype's range becomes its nearest finite number.
-        dtype: Floating dtype of the result; None is the default of the mask's library.
+    A finite fill is clipped to the dtype's range. `dtype` None is the default floating dtype of the mask's library.
     """
     xp, mask = unify(mask=mask)
     _require_full_mask(mask)
@@ -169,9 +150,9 @@ def mask_to_additive(mask: Array, fill_value: float = -1e9, *, dtype: Any = None
 
 
 def visualize_mask(mask: Array) -> str:
-    r"""Return the mask (..., query, key) as text: one line per query, `#` for a key that it may see and `.` otherwise.
+    r"""Return the mask (..., query, key) as text: one line per query, `#` for a visible key and `.` otherwise.
 
-    The masks of a batch follow each other with an empty line between.
+    An empty line separates the masks of a batch.
     """
     xp, mask = unify(mask=mask)
     _require_full_mask(mask)
@@ -181,7 +162,7 @@ def visualize_mask(mask: Array) -> str:
 
 
 def _offsets(n: int, xp: Namespace) -> Array:
-    """Return how far each key lies back from each query, i - j."""
+    """Return the distances i - j from each query back to each key."""
     require_count(1, n=n)
     position = xp.arange(n)
     return position[:, None] - position[None, :]

@@ -1,4 +1,4 @@
-"""Multi-head attention: heads split, attended to and merged; how much they differ and how widely they look.
+"""Multi-head attention, and the diversity and entropy of its heads.
 
 Inputs are Q `(..., query, d_model)` and K, V `(..., key, d_model)`, to be projected by W_Q, W_K `(H, d_model, d_k)`,
 W_V `(H, d_model, d_v)` and W_O `(H, d_v, d_model)`. Heads are `(..., H, position, d_k)` and weights
@@ -54,15 +54,9 @@ def init_multihead_weights(
 ) -> dict[str, Array]:
     r"""Draw Glorot-normal projections W_Q, W_K, W_V and W_O, with variance $2/(fan_{in} + fan_{out})$.
 
-    Each head's own projection has fans d_model and d_k (or d_v); the output projection, which reads all heads side by
-    side, has fans H d_v and d_model.
-
-    Args:
-        key: A NumPy or PyTorch `Generator` or a JAX key; the weights are of its kind.
-        d_model: Width of the inputs.
-        num_heads: Number of heads.
-        d_k: Width of a head's queries and keys; None is d_model / num_heads, which must divide.
-        d_v: Width of a head's values; None likewise.
+    The projection of a head has fans d_model and d_k (or d_v); the output projection, which reads all heads, has fans
+    H d_v and d_model. `key` is a NumPy or PyTorch `Generator` or a JAX key; the weights are of its library. The widths
+    of a head, d_k for queries and keys and d_v for values, are d_model / num_heads by default.
     """
     require_count(1, d_model=d_model, num_heads=num_heads)
     if (d_k is None or d_v is None) and d_model % num_heads:
@@ -91,8 +85,8 @@ def init_multihead_weights(
 def head_diversity(A: Array) -> Array:
     r"""Return one minus the mean cosine similarity over all pairs of heads' weights, each flattened, (...).
 
-    0 for identical heads, 1 for heads that never weigh the same key for the same query. A single head has diversity 0.
-    A head without any weight is identical to another such head, and orthogonal to every other one.
+    0 for identical heads or a single head, 1 for heads that never weigh the same key for the same query. Heads of zeros
+    count as identical to each other and orthogonal to all others.
     """
     xp, A = check_arrays(A=(A, "..., head, query, key"))
     *batch, num_heads, num_queries, num_keys = A.shape
@@ -107,10 +101,7 @@ def head_diversity(A: Array) -> Array:
 
 
 def head_attention_entropy(A: Array) -> Array:
-    """Return the mean over queries of the entropy of each head's weights in nats, (..., H).
-
-    A query that sees nothing counts as 0.
-    """
+    """Return the mean over queries of the entropy of each head's weights in nats, (..., H); 0 for masked queries."""
     xp, A = unify(A=A)
     require_rank("..., head, query, key", A=A)
     return xp.mean(attention_entropy(A), axis=-1)
@@ -135,7 +126,7 @@ def _attend(
     Q: Array, K: Array, V: Array, W_Q: Array, W_K: Array, W_V: Array, W_O: Array, mask: Array | None
 ) -> dict[str, Array]:
     _, Q, K, V, W_Q, W_K, W_V, W_O, mask = unify(Q=Q, K=K, V=V, W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=W_O, mask=mask)
-    # Inputs of different widths meet in the heads alone.
+    # Q, K and V may have different widths; their projections must not.
     xp, *_ = check_arrays(
         Q=(Q, "..., query, d_model"),
         K=(K, "..., key, d_model of K"),

@@ -8,7 +8,7 @@ import array_api_compat
 import numpy as np
 
 Array: TypeAlias = Any
-"""An array of NumPy, JAX or PyTorch. The library never looks further than the array API."""
+"""An array of NumPy, JAX or PyTorch."""
 
 Namespace: TypeAlias = Any
 """An array API namespace: `array_api_compat.numpy`, `jax.numpy`, `array_api_compat.torch`."""
@@ -28,10 +28,10 @@ def is_floating(array: Array) -> bool:
 
 
 def unify(**arrays: Array | None) -> tuple[Any, ...]:
-    """Return the caller's namespace, then the arrays, all of the caller's kind, device and floating dtype.
+    """Return the caller's namespace, then the arrays, all of the caller's library, device and floating dtype.
 
-    NumPy arrays beside JAX or PyTorch ones count as constants and are converted, their floating dtype too; among arrays
-    of one kind the floating dtypes are promoted. `None` passes through. The keywords name the arguments in errors.
+    NumPy arrays mixed with JAX or PyTorch ones count as constants and are converted, including their floating dtype;
+    arrays of one library are promoted. None stays None. The keywords name the arguments in errors.
     """
     for name, array in arrays.items():
         if array is not None and not _compat.is_array_api_obj(array):
@@ -47,7 +47,7 @@ def unify(**arrays: Array | None) -> tuple[Any, ...]:
     except TypeError as error:
         kinds = ", ".join(f"{name} is {type(array).__module__.split('.')[0]}" for name, array in leading.items())
         raise TypeError(
-            f"The arrays must come from one library (NumPy constants may be mixed in): {kinds}. "
+            f"Arrays must be of one library (NumPy constants may be mixed in): {kinds}. "
             "Convert them to one kind, for instance with numpy.asarray."
         ) from error
     floats = [array for array in leading.values() if is_floating(array)]
@@ -65,13 +65,13 @@ def unify(**arrays: Array | None) -> tuple[Any, ...]:
 
 
 def accumulate(array: Array) -> Array:
-    """Return the same array in float32 or better: sums over half-precision numbers are taken in float32."""
+    """Return the array in float32 or better, for sums over half-precision numbers."""
     xp = namespace_of(array)
     return xp.astype(array, xp.float32) if xp.finfo(array.dtype).bits < 32 else array
 
 
 def stop_gradient(array: Array) -> Array:
-    """Return the same numbers, through which no gradient passes."""
+    """Return the same array without a gradient."""
     if hasattr(array, "detach"):
         return array.detach()
     if isinstance(array, np.ndarray):

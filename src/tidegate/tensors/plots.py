@@ -1,7 +1,7 @@
-"""Views of attention, masks, temperature, gradients and Hopfield energies, each a matplotlib figure.
+"""Figures of attention, masks, temperature, gradients and Hopfield energies, by matplotlib.
 
 Arrays may come from any library, with or without gradient. The figures are not registered with pyplot and need not be
-closed. Colors are safe for color-blind readers; entropies are in nats.
+closed. Entropies are in nats, `figsize` in inches.
 """
 
 from __future__ import annotations
@@ -51,16 +51,9 @@ def plot_attention_weights(
     figsize: tuple[float, float] = (8, 6),
     ax: Any = None,
 ) -> Any:
-    """Draw a heat map of one head's weights; zeros are gray, and up to 8 × 8 cells carry their number.
+    """Draw a heat map of one head's weights A (query, key), on `ax` or on a new figure.
 
-    Args:
-        A: (query, key)
-        query_labels: Names of the queries.
-        key_labels: Names of the keys.
-        title: Of the figure.
-        cmap: Color map.
-        figsize: Of a new figure, in inches.
-        ax: Axes to draw on, in place of a new figure.
+    Zeros are gray, and up to 8 × 8 cells show their number.
     """
     weights = _floats("query, key", A=A)
     axes: Any = ax if ax is not None else _new_figure(figsize).subplots()
@@ -70,7 +63,10 @@ def plot_attention_weights(
     axes.set(title=title, xlabel="key", ylabel="query")
     axes.figure.colorbar(image, ax=axes, label=_weight_label(weights))
     if max(weights.shape) <= MAX_NUMBERS:
-        _write_numbers(axes, weights)
+        for (query, key), weight in np.ndenumerate(weights):
+            color = "white" if weight > 0.65 * weights.max() else "black"
+            text = f"{weight:.2f}" if weight else "0"
+            axes.text(key, query, text, ha="center", va="center", color=color, fontsize="small")
     return axes.figure
 
 
@@ -89,22 +85,21 @@ def plot_multihead_attention(
 def plot_entropy_distribution(
     A: Array, title: str = "Attention Entropy Distribution", figsize: tuple[float, float] = (8, 5)
 ) -> Any:
-    """Draw a histogram of the entropies of all queries of A (..., query, key) that see anything.
+    """Draw a histogram of the entropies of all queries of A (..., query, key), without fully masked ones.
 
     Lines mark their mean and the largest possible entropy, log(keys).
     """
     weights = _floats("..., query, key", A=A)
     entropies = attention_entropy(weights)[weights.sum(axis=-1) > 0]
     if entropies.size == 0:
-        raise InputError("A", expected="weights above 0 for at least one query", got=weights.shape)
+        raise InputError("A", expected="above 0 for at least one query", got=weights.shape)
     largest = max_entropy(weights.shape[-1])
     figure = _new_figure(figsize)
     axes: Any = figure.subplots()
     axes.hist(entropies, bins=30, range=(0, max(largest, float(entropies.max()), 1e-3)), color=SKY, edgecolor="white")
     axes.axvline(entropies.mean(), color=BLUE, label=f"mean {entropies.mean():.2f}")
-    axes.axvline(
-        largest, color=VERMILION, linestyle="--", label=f"largest possible, log {weights.shape[-1]} = {largest:.2f}"
-    )
+    label = f"maximum, log {weights.shape[-1]} = {largest:.2f}"
+    axes.axvline(largest, color=VERMILION, linestyle="--", label=label)
     axes.set(title=title, xlabel="entropy (nats)", ylabel="number of queries")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
@@ -114,12 +109,9 @@ def plot_entropy_distribution(
 def plot_temperature_sweep(
     scores: Array, temperatures: Array | None = None, figsize: tuple[float, float] = (10, 4)
 ) -> Any:
-    """Draw one row of scores as the temperature rises: left the weight of every key, right the entropy.
+    """Draw the weights of one row of scores (key,), and their entropy, against temperature.
 
-    Args:
-        scores: (key,)
-        temperatures: (temperature,), above 0, in any order; None is 60 of them from 0.1 to 10
-        figsize: Of the figure, in inches.
+    `temperatures` (temperature,) are above 0, in any order; None is 60 of them from 0.1 to 10.
     """
     row = _floats("key", scores=scores)
     given = np.geomspace(0.1, 10, 60) if temperatures is None else _to_numpy("temperatures", temperatures)
@@ -129,29 +121,28 @@ def plot_temperature_sweep(
     left, right = figure.subplots(1, 2)
     key_edges = np.arange(len(row) + 1) - 0.5
     image = left.pcolormesh(_edges(rising), key_edges, weights.T, cmap="Blues", vmin=0, vmax=1)
-    left.set(title="Cold sharpens the weights, heat levels them", xscale="log", xlabel="temperature", ylabel="key")
+    left.set(title="Weights by temperature", xscale="log", xlabel="temperature", ylabel="key")
     left.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=left, label="weight")
     right.plot(rising, entropy(weights), color=BLUE, marker="o" if len(rising) < 20 else None, label="entropy")
-    label = f"largest possible, log {len(row)}"
-    right.axhline(max_entropy(len(row)), color=VERMILION, linestyle="--", label=label)
+    right.axhline(max_entropy(len(row)), color=VERMILION, linestyle="--", label=f"maximum, log {len(row)}")
     right.legend()
-    right.set(title="Entropy rises with temperature", xscale="log", xlabel="temperature", ylabel="entropy (nats)")
+    right.set(title="Entropy by temperature", xscale="log", xlabel="temperature", ylabel="entropy (nats)")
     return figure
 
 
 def plot_gradient_flow(flow_data: Mapping[str, Any], figsize: tuple[float, float] = (12, 4)) -> Any:
-    """Draw what `gradient_flow_analysis` returns: the loss's gradient in the weights, in the scores, and all norms.
+    """Draw the result of `gradient_flow_analysis`: the gradients of weights and scores, and all norms.
 
     `flow_data` has dL_dA and dL_dS, both (query, key), and grad_norms, from name to norm.
     """
     missing = [name for name in ("dL_dA", "dL_dS", "grad_norms") if name not in flow_data]
     if missing:
-        hint = f"It lacks {', '.join(missing)}. Pass what gradient_flow_analysis returns."
+        hint = f"It lacks {', '.join(missing)}. Pass the result of gradient_flow_analysis."
         raise InputError("flow_data", expected="a mapping with dL_dA, dL_dS and grad_norms", hint=hint)
     figure = _new_figure(figsize)
     panels = figure.subplots(1, 3)
-    titles = {"dL_dA": "Gradient in the weights, dL/dA", "dL_dS": "In the scores, dL/dS: rows sum to 0"}
+    titles = {"dL_dA": "Gradient of the weights, dL/dA", "dL_dS": "Gradient of the scores, dL/dS (rows sum to 0)"}
     for axes, (name, title) in zip(panels, titles.items(), strict=False):
         gradient = _floats("query, key", **{name: flow_data[name]})
         reach = float(np.abs(gradient).max(initial=0)) or 1.0
@@ -164,12 +155,12 @@ def plot_gradient_flow(flow_data: Mapping[str, Any], figsize: tuple[float, float
     panels[2].bar_label(panels[2].containers[0], fmt="%.2g", padding=3)
     panels[2].margins(x=0.18)
     panels[2].invert_yaxis()
-    panels[2].set(title="Size of each gradient", xlabel="Frobenius norm")
+    panels[2].set(title="Gradient norms", xlabel="Frobenius norm")
     return figure
 
 
 def plot_mask(mask: Array, title: str = "Attention Mask", figsize: tuple[float, float] = (6, 6)) -> Any:
-    """Draw which query may attend to which key by a mask (query, key); the legend counts the pairs."""
+    """Draw a mask (query, key); the legend counts the pairs."""
     allowed = _to_numpy("mask", mask)
     require_mask(allowed, allowed.shape)
     require_rank("query, key", mask=allowed)
@@ -177,34 +168,28 @@ def plot_mask(mask: Array, title: str = "Attention Mask", figsize: tuple[float, 
     axes: Any = figure.subplots()
     axes.imshow(allowed, cmap=ListedColormap([MASKED, BLUE]), vmin=0, vmax=1, interpolation="nearest")
     if max(allowed.shape) <= MAX_LABELS:
-        _draw_grid(axes, allowed.shape)
+        # Thin lines between the cells.
+        axes.set_xticks(np.arange(1, allowed.shape[1]) - 0.5, minor=True)
+        axes.set_yticks(np.arange(1, allowed.shape[0]) - 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.8)
+        axes.tick_params(which="minor", length=0)
     _integer_ticks(axes)
     axes.set(title=title, xlabel="key", ylabel="query")
     count = int(allowed.sum())
-    names = {BLUE: f"may attend ({count} of {allowed.size})", MASKED: f"masked ({allowed.size - count})"}
+    names = {BLUE: f"visible ({count} of {allowed.size})", MASKED: f"masked ({allowed.size - count})"}
     patches = [Patch(facecolor=color, label=name) for color, name in names.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
 def plot_hopfield_energy(
-    patterns: Array,
-    state_trajectory: Array | None = None,
-    figsize: tuple[float, float] = (10, 4),
-    *,
-    beta: float = 1.0,
+    patterns: Array, state_trajectory: Array | None = None, figsize: tuple[float, float] = (10, 4), *, beta: float = 1.0
 ) -> Any:
     """Draw the modern Hopfield energy: left on a plane with patterns and trajectory, right along the trajectory.
 
-    The plane of patterns of width 2 is their own; wider ones are cut by the plane through their mean along their first
-    two principal directions, onto which patterns and trajectory are projected. Without a trajectory the right panel is
-    `energy_landscape_1d` of coordinate 0.
-
-    Args:
-        patterns: (num_patterns, d), d at least 2
-        state_trajectory: (step, d), such as `hopfield_retrieve(...).trajectory`
-        figsize: Of the figure, in inches.
-        beta: Inverse temperature.
+    Patterns (num_patterns, d) with d above 2 are projected onto the plane through their mean along their first two
+    principal directions. A trajectory is (step, d), such as `hopfield_retrieve(...).trajectory`; without one, the right
+    panel is `energy_landscape_1d` of coordinate 0.
     """
     points = _floats("num_patterns, d", patterns=patterns)
     if points.shape[1] < 2:
@@ -227,13 +212,9 @@ def plot_hopfield_energy(
 def compare_metrics(
     Q: Array, K: Array, metrics: Mapping[str, Array], figsize: tuple[float, float] | None = None
 ) -> Any:
-    """Draw heat maps of the attention weights that each metric gives to the same queries and keys.
+    """Draw heat maps of the attention weights of Q (query, width) and K (key, width) under several metrics.
 
-    Args:
-        Q: (query, width)
-        K: (key, width)
-        metrics: From name to metric (width, width), which holds the scale.
-        figsize: Of the figure, in inches.
+    `metrics` maps names to metrics (width, width), which include the scale.
     """
     queries, keys = _floats("query, width", Q=Q), _floats("key, width", K=K)
     if not metrics:
@@ -253,13 +234,13 @@ def plot_retrieval_success(
 ) -> Any:
     """Draw measured retrieval success against the number of stored patterns, a curve for each width.
 
-    A dotted line in a curve's color marks what a classical network of that width could store, if two patterns or more.
+    A dotted line in a curve's color marks the classical capacity at that width, if at least two patterns.
 
     Args:
         num_patterns: The numbers of stored patterns, rising, each at least 1.
-        success: From width d to the share retrieved at each of num_patterns, such as `retrieval_success` measures.
-        title: Of the figure.
-        figsize: Of the figure, in inches.
+        success: Maps each width d to the retrieved fraction at each of num_patterns, as from `retrieval_success`.
+        title: Title of the figure.
+        figsize: Size of the figure, in inches.
     """
     require_count(1, **{f"num_patterns[{place}]": count for place, count in enumerate(num_patterns)})
     if not success:
@@ -282,11 +263,10 @@ def plot_retrieval_success(
 def _edges(rising: Any) -> Any:
     """Return borders of cells around rising positive numbers, halfway in the logarithm."""
     logs = np.log(rising)
+    if len(logs) == 1:
+        return np.exp([logs[0] - 1, logs[0] + 1])
     between = (logs[1:] + logs[:-1]) / 2
-    first, last = (
-        (2 * logs[0] - between[0], 2 * logs[-1] - between[-1]) if len(logs) > 1 else (logs[0] - 1, logs[0] + 1)
-    )
-    return np.exp(np.concatenate([[first], between, [last]]))
+    return np.exp([2 * logs[0] - between[0], *between, 2 * logs[-1] - between[-1]])
 
 
 def _draw_energy_plane(axes: Any, patterns: Any, path: Any, beta: float) -> None:
@@ -294,7 +274,9 @@ def _draw_energy_plane(axes: Any, patterns: Any, path: Any, beta: float) -> None
     origin, directions, title, names = _plane(patterns)
     on_plane = (patterns - origin) @ directions.T
     trail = None if path is None else (path - origin) @ directions.T
-    across, up = _limits_around(on_plane if trail is None else np.concatenate([on_plane, trail]))
+    points = on_plane if trail is None else np.concatenate([on_plane, trail])
+    margin = 0.25 * max(float(np.ptp(points, axis=0).max()), 1e-3)
+    across, up = (np.linspace(float(line.min()) - margin, float(line.max()) + margin, 120) for line in points.T)
     states = origin + across[None, :, None] * directions[0] + up[:, None, None] * directions[1]
     contours = axes.contourf(across, up, modern_hopfield_energy(states, patterns, beta), levels=20, cmap="cividis")
     axes.figure.colorbar(contours, ax=axes, label="energy")
@@ -315,25 +297,19 @@ def _plane(patterns: Any) -> tuple[Any, Any, str, tuple[str, str]]:
     return mean, np.linalg.svd(patterns - mean)[2][:2], "Energy on the patterns' principal plane", names
 
 
-def _limits_around(points: Any) -> list[Any]:
-    """Return 120 values of each coordinate that span the points (point, 2) with room around them."""
-    margin = 0.25 * max(float(np.ptp(points, axis=0).max()), 1e-3)
-    return [np.linspace(float(line.min()) - margin, float(line.max()) + margin, 120) for line in points.T]
-
-
 def _new_figure(figsize: tuple[float, float] | None) -> Any:
     return Figure(figsize=figsize, layout="constrained")
 
 
 def _to_numpy(name: str, array: Array) -> Any:
-    """Return the array as NumPy's, without its gradient, half precision widened."""
+    """Return the array as a NumPy array without gradient, half precision as float32."""
     _, array = unify(**{name: array})
     array = accumulate(array) if is_floating(array) else array
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 
 def _floats(axes: str, **named: Array) -> Any:
-    """Return the one array named, in NumPy, checked to be of floats and to have these axes."""
+    """Return the one named array as a NumPy array, after checking that it is floating and has these axes."""
     ((name, array),) = named.items()
     return check_arrays(**{name: (_to_numpy(name, array), axes)})[1]
 
@@ -388,19 +364,3 @@ def _name_ticks(axis: Any, labels: Sequence[str] | None, size: int, name: str) -
     named = [str(labels[place]) for place in places]
     crowded = axis.axis_name == "x" and sum(map(len, named)) > 40
     axis.set_ticks(places, named, rotation=90 if crowded else 0)
-
-
-def _write_numbers(axes: Any, weights: Any) -> None:
-    for (query, key), weight in np.ndenumerate(weights):
-        color = "white" if weight > 0.65 * weights.max() else "black"
-        axes.text(
-            key, query, f"{weight:.2f}" if weight else "0", ha="center", va="center", color=color, fontsize="small"
-        )
-
-
-def _draw_grid(axes: Any, shape: tuple[int, int]) -> None:
-    """Draw thin lines between the cells."""
-    axes.set_xticks(np.arange(1, shape[1]) - 0.5, minor=True)
-    axes.set_yticks(np.arange(1, shape[0]) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
-    axes.tick_params(which="minor", length=0)

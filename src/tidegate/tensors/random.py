@@ -1,4 +1,4 @@
-"""Random arrays of the kind that the source of randomness belongs to."""
+"""Random arrays of the same library as their key."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from tidegate.tensors.namespace import Array
 
 
 def normal(key: Any, shape: tuple[int, ...]) -> Array:
-    """Draw standard normal numbers, in the default floating dtype of the key's library.
+    """Draw standard normal numbers in the default floating dtype of the key's library.
 
-    Args:
-        key: A NumPy `Generator`, a PyTorch `Generator` (which gives its device) or a JAX key.
-        shape: Of the result.
+    The key is a NumPy `Generator`, a PyTorch `Generator`, whose device the result has, or a JAX key.
     """
     match _library(key):
         case "numpy":
@@ -30,7 +28,7 @@ def normal(key: Any, shape: tuple[int, ...]) -> Array:
 
 
 def split(key: Any, count: int) -> list[Any]:
-    """Return `count` sources of independent numbers: new keys in JAX, elsewhere the same generator, which moves on."""
+    """Return `count` keys for independent numbers: new keys in JAX, elsewhere the same stateful generator."""
     if _library(key) == "jax":
         import jax
 

@@ -15,7 +15,7 @@ def rotary_angles(positions: Array, head_dim: int, rotary: Rotary, *, like: Arra
         positions: (..., T) integers or reals
         head_dim: Width of a head.
         rotary: Options of the embedding.
-        like: Any array of the kind, device and dtype that is wanted.
+        like: Any array of the wanted library, device and dtype.
     """
     xp, positions, like = unify(positions=positions, like=like)
     reference = accumulate(like)

@@ -1,9 +1,9 @@
-r"""A sink: one more state of the softmax, with a logit $s$ of its own and no value.
+r"""A sink: an additional state of the softmax with a logit $s$ and no value.
 
 $$y_i = \frac{\sum_j e^{S_{ij}} v_j}{Z_i + e^s} = \sigma(L_i - s)\; o_i, \qquad L_i = \log Z_i,$$
 
 so that a sink is a gate on the attention output that reads the logarithm of the partition function, with bias $-s$.
-Softmax-off-by-one is $s = 0$. A query that may see nothing has all its weight on the sink, and output 0.
+Softmax-off-by-one is $s = 0$. A fully masked query has all its weight on the sink, and output 0.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tidegate.tensors.softmax import log_partition
 
 
 def sink_attention(Q: Array, K: Array, V: Array, sink: Array, mask: Array | None = None) -> Array:
-    r"""Return attention with a sink by definition: a softmax over the scores and one more column, then dropped.
+    r"""Return attention with a sink by definition: a softmax over the scores and one more column, which is dropped.
 
     Args:
         Q: (..., T, h), with heads (..., H, T, h)
         K: (..., S, h)
         V: (..., S, value width)
         sink: (), with heads (H,): the logit $s$
-        mask: bool, broadcasts to (..., T, S), True = may attend; a row that may see nothing gives 0
+        mask: bool, broadcasts to (..., T, S), True = may attend; a fully masked row gives 0
 
     Returns:
         (..., T, value width)
@@ -52,10 +52,7 @@ def sink_mass(log_partition: Array, sink: Array) -> Array:
 
 
 def log_partition_with_sink(log_partition: Array, sink: Array) -> Array:
-    r"""Return the logarithm of the partition function with the sink in it, $\log(Z + e^s)$; s for an empty row.
-
-    Arguments as in `sink_mass`.
-    """
+    r"""Return the logarithm of the partition function including the sink, $\log(Z + e^s)$; s for an empty row."""
     xp, log_partition, sink = _unify_logits(log_partition, sink)
     return xp.logaddexp(log_partition, xp.broadcast_to(sink, log_partition.shape))
 
@@ -64,8 +61,8 @@ def entropy_with_sink(entropy: Array, mass: Array) -> Array:
     r"""Return the entropy of keys and sink together, $(1 - p) S - p \log p - (1 - p) \log (1 - p)$, in nats.
 
     Args:
-        entropy: (..., T), of the weights on the keys alone
-        mass: like entropy, $p$, the weight on the sink
+        entropy: (..., T), of the weights without the sink
+        mass: Like entropy; $p$, the weight on the sink
     """
     xp, entropy, mass = unify(entropy=entropy, mass=mass)
     require_floating(entropy=entropy, mass=mass)
@@ -77,13 +74,11 @@ def entropy_with_sink(entropy: Array, mass: Array) -> Array:
 def sink_backward(
     dL_dO: Array, Q: Array, K: Array, V: Array, sink: Array, *, mask: Array | None = None
 ) -> dict[str, Array]:
-    r"""Return the gradients of `sink_attention`: plain attention's own, called with the weights $\exp(S - l')$.
+    r"""Return the gradients of `sink_attention`: those of plain attention with the weights $\exp(S - l')$.
 
     With $l' = \log(Z + e^s)$ these sum to 1 less the mass on the sink, and
-    $\sum_j A'_{ij} (E_i \cdot v_j) = E_i \cdot y_i$: all that the softmax's backward pass asks of its weights. The sink
-    has $dL/ds = -\sum_i e^{s - l'_i} (E_i \cdot y_i)$.
-
-    dL_dO is E, (..., T, value width); other arguments as in `sink_attention`.
+    $\sum_j A'_{ij} (E_i \cdot v_j) = E_i \cdot y_i$, as the softmax's backward pass requires. The sink has
+    $dL/ds = -\sum_i e^{s - l'_i} (E_i \cdot y_i)$. `dL_dO` is E, (..., T, value width).
 
     Returns:
         dL_dQ, dL_dK, dL_dV, dL_dsink, each of its argument's shape (summed over axes that were broadcast)

@@ -1,10 +1,9 @@
-r"""Gibbs weights and what follows from them: partition function, free energy, entropy, temperature, Jacobian.
+r"""Gibbs weights, partition function, free energy, entropy, and the softmax Jacobian.
 
-In all functions, `energies` (..., n) are scores: larger means likelier, so that the weights are
+In all functions, `energies` (..., n) are scores: larger means more likely, so that the weights are
 $\exp(E_j/T)/Z$ without a minus sign. `temperature` is above 0: a number, or an array that broadcasts to one for each
-row, (..., 1). `mask` is bool, broadcasts to energies, and is True where a state counts; a score of -inf counts as
-masked. A row in which no state counts is empty: its weights are 0, with gradient 0. `probs` are weights (..., n), at
-least 0.
+row, (..., 1). `mask` is bool, broadcasts to energies, and is False for states to ignore, like a score of -inf. A row
+without a state left is empty: its weights are 0, with gradient 0. `probs` are weights (..., n), at least 0.
 """
 
 from __future__ import annotations
@@ -42,12 +41,9 @@ def log_softmax(x: Array) -> Array:
 
 
 def gibbs_distribution(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Return Gibbs weights $p_j = \exp(E_j/T) / \sum_k \exp(E_k/T)$ over the states that count.
+    r"""Return Gibbs weights $p_j = \exp(E_j/T) / \sum_k \exp(E_k/T)$ over the unmasked states, (..., n).
 
-    A row with a nan or +inf among the states that count is nan.
-
-    Returns:
-        (..., n); each row sums to 1, or to 0 (with gradient 0) if no state counts
+    Each row sums to 1, or to 0 (with gradient 0) if it is empty. An unmasked nan or +inf makes its row nan.
     """
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     rows = boltzmann_factors(energies, temperature, mask)
@@ -55,10 +51,9 @@ def gibbs_distribution(energies: Array, temperature: Array | float = 1.0, mask: 
 
 
 def log_partition(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Return the logarithm of the partition function, $\log Z = \log \sum_j \exp(E_j/T)$, without overflow.
+    r"""Return the logarithm of the partition function, $\log Z = \log \sum_j \exp(E_j/T)$, without overflow, (...).
 
-    Returns:
-        (...); -inf, with gradient 0, for an empty row
+    An empty row has -inf, with gradient 0.
     """
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     rows = boltzmann_factors(energies, temperature, mask)
@@ -67,22 +62,14 @@ def log_partition(energies: Array, temperature: Array | float = 1.0, mask: Array
 
 
 def partition_function(energies: Array, temperature: Array | float = 1.0, *, mask: Array | None = None) -> Array:
-    r"""Return the partition function $Z = \sum_j \exp(E_j/T)$; it overflows to inf where `log_partition` does not.
-
-    Returns:
-        (...); 0 for an empty row
-    """
+    r"""Return the partition function $Z = \sum_j \exp(E_j/T)$, which may overflow to inf, (...); 0 for an empty row."""
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     logarithm = log_partition(accumulate(energies), temperature, mask)
     return xp.astype(xp.exp(logarithm), energies.dtype)
 
 
 def free_energy(energies: Array, temperature: Array | float = 1.0, *, mask: Array | None = None) -> Array:
-    r"""Return the free energy $F = -T \log Z$, without overflow.
-
-    Returns:
-        (...); +inf, with gradient 0, for an empty row
-    """
+    r"""Return the free energy $F = -T \log Z$, without overflow, (...); +inf, with gradient 0, for an empty row."""
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     rows = boltzmann_factors(energies, temperature, mask)
     free = xp.where(rows.empty, math.inf, -(rows.peak + temperature * xp.log(rows.total)))
@@ -102,25 +89,22 @@ def entropy(probs: Array, eps: float = 1e-12) -> Array:
 
 
 def attention_entropy(A: Array, eps: float = 1e-12) -> Array:
-    """Return the entropy of each query's weights (..., query, key) in nats; 0 for a query that sees nothing.
-
-    See `entropy` for eps.
-    """
+    """Return the entropy of each query's weights (..., query, key) in nats; 0 for a fully masked query."""
     _, A = unify(A=A)
     require_rank("..., query, key", A=A)
     return entropy(A, eps)
 
 
 def max_entropy(n: int) -> float:
-    r"""Return the largest entropy that n states can have, $\log n$, as a number that mixes with any array."""
+    r"""Return the largest possible entropy of n states, $\log n$, as a float."""
     require_count(1, n=n)
     return math.log(n)
 
 
 def normalized_entropy(A: Array, eps: float = 1e-12) -> Array:
-    r"""Return the entropy as a share of the largest possible, $S / \log n$: 0 for one state, 1 for equal weights.
+    r"""Return the entropy as a fraction of the largest possible, $S / \log n$: 0 for one state, 1 for equal weights.
 
-    A single key, which is both, has 0, like its entropy. Masked keys are counted in n.
+    A single key has 0. n includes masked keys.
     """
     spread = entropy(A, eps)
     num_states = A.shape[-1]
@@ -138,22 +122,16 @@ def temperature_sweep(energies: Array, temperatures: Array) -> Array:
 
 
 def effective_number_of_states(probs: Array) -> Array:
-    r"""Return $\exp(S)$, (...): n for n equal weights, 1 for one state alone, 0 for a row of zeros."""
+    r"""Return $\exp(S)$, (...): n for n equal weights, 1 for a single state, 0 for a row of zeros."""
     spread = entropy(probs)
     xp, probs = unify(probs=probs)
     return xp.where(xp.any(probs != 0, axis=-1), xp.exp(spread), 0.0)
 
 
 def softmax_jacobian(probs: Array) -> Array:
-    r"""Return the Jacobian of the softmax in its scores, $\partial p_i / \partial E_j = p_i (\delta_{ij} - p_j)$.
+    r"""Return the Jacobian (..., n, n) of the softmax, $\partial p_i / \partial E_j = p_i (\delta_{ij} - p_j)$.
 
     At temperature T it is this divided by T. An empty row has Jacobian 0.
-
-    Args:
-        probs: (..., n), the softmax's value
-
-    Returns:
-        (..., n, n)
     """
     xp, probs = check_arrays(probs=(probs, "..., states"))
     _, p, diagonal = unify(probs=accumulate(probs), diagonal=np.eye(probs.shape[-1], dtype=bool))
@@ -172,22 +150,17 @@ class Boltzmann(NamedTuple):
     r"""Boltzmann factors of rows of scores, $\exp(E_j/T)$ over the largest of their row; in float32 or better."""
 
     allowed: Array
-    """(..., n) bool: which states count. Masked ones and those with score -inf do not."""
-
+    """(..., n) bool: False for masked states and for scores of -inf."""
     peak: Array
     """(..., 1): the largest allowed score; 0 in an empty row, one without allowed states."""
-
     exponents: Array
-    """(..., n): $(E_j - peak)/T$; 0 for states that do not count."""
-
+    """(..., n): $(E_j - peak)/T$; 0 for states that are not allowed."""
     factors: Array
-    """(..., n): $\\exp((E_j - peak)/T)$; 0 for states that do not count."""
-
+    """(..., n): $\\exp((E_j - peak)/T)$; 0 for states that are not allowed."""
     total: Array
-    """(..., 1): the sum of the factors, at least 1; 1 in an empty row too, so that it may divide."""
-
+    """(..., 1): the sum of the factors, at least 1; also 1 in an empty row, to divide by."""
     empty: Array
-    """(..., 1) bool: which rows have no allowed state."""
+    """(..., 1) bool: True for rows without allowed states."""
 
 
 def gibbs_arguments(
@@ -211,12 +184,12 @@ def gibbs_arguments(
 
 
 def split_number(temperature: Array | float) -> tuple[float | None, Array | None]:
-    """Return a temperature as (number, None) or (None, array): a number leaves every dtype as it is, an array not."""
+    """Return a temperature as (number, None) or (None, array): arrays take part in the promotion of dtypes."""
     return (float(temperature), None) if isinstance(temperature, int | float) else (None, temperature)
 
 
 def boltzmann_factors(energies: Array, temperature: Array | float, mask: Array | None) -> Boltzmann:
-    """Compute the Boltzmann factors of each row, with zero gradient wherever a state does not count."""
+    """Compute the Boltzmann factors of each row, with gradient 0 for states that are not allowed."""
     xp = namespace_of(energies)
     energies = accumulate(energies)
     # Not `>`, which would hide a nan as if it were masked.
@@ -224,7 +197,7 @@ def boltzmann_factors(energies: Array, temperature: Array | float, mask: Array |
     if mask is not None:
         allowed = allowed & mask
     seen = xp.where(allowed, energies, -math.inf)
-    # A maximum over no states at all is an error: add -inf to an empty sum.
+    # A maximum over zero states raises an error, so use an empty sum less infinity.
     over_states = {"axis": -1, "keepdims": True}
     largest = xp.max(seen, **over_states) if seen.shape[-1] else xp.sum(seen, **over_states) - math.inf
     empty = largest == -math.inf

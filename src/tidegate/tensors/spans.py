@@ -1,9 +1,9 @@
-"""Which keys a block of queries sees, in whole numbers: what every framework cuts its attention calls by.
+"""Blocks of queries with the keys that they see, as integers: the plan of attention calls in every framework.
 
 A *segment* is a run of positions that attend only to each other: a row of a batch, or one packed document. Its queries
-are cut into blocks so that a block's keys are at most three runs: those that only the earlier queries see (the left
-edge), those that all of them see, and those that only the later queries see (the right edge). Blocks of one shape can
-be attended to in one call; the results for the runs of one block are joined by their log-partitions.
+are split into blocks whose keys are at most three runs: those that only the earlier queries see (the left edge), those
+that all of them see, and those that only the later queries see (the right edge). Blocks of one shape can share one
+call; the results for the runs of one block are combined by their log-partitions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Segment(NamedTuple):
 
 
 class KeyRun(NamedTuple):
-    """Consecutive keys, and which of them each query of a block sees: the j-th for query i if low <= j - i <= high."""
+    """Consecutive keys; query i of a block sees the j-th of them if low <= j - i <= high."""
 
     start: int
     """Of the first key, counted from the block's origin."""
@@ -56,10 +56,10 @@ def plan_blocks(
     """Return blocks that cover every query of every segment once, those of one shape together.
 
     Args:
-        segments: Positions that attend to each other alone.
+        segments: Positions that attend only to each other.
         causal: No query sees a later key.
         window: A query sees keys fewer than this many positions away; None sees the whole segment.
-        size: Queries of a block where a window ends on the left; elsewhere blocks are as long as can be.
+        size: Queries of a block where a window ends on the left; elsewhere blocks are as long as possible.
         least_keys: A block with fewer keys than this has them in one run, with more keys in up to three.
     """
     places: dict[_Block, tuple[list[int], list[int]]] = {}
@@ -101,9 +101,9 @@ def _runs(
     """Return the runs of one block's keys, counted from the first of them.
 
     Args:
-        num_queries: Of the block.
-        num_keys: Of the block.
-        has_left: Whether each query but the first sees one key less at the left.
+        num_queries: Number of queries in the block.
+        num_keys: Number of keys in the block.
+        has_left: Each query after the first sees one key less at the left.
         right_edge: Last key that the first query sees, each later one sees one more; None if all see all.
         least_keys: As in `plan_blocks`.
     """

@@ -1,7 +1,6 @@
 r"""Thermodynamics and information geometry of Gibbs weights, in closed form.
 
-Scores are energies with the sign turned: a state with score $E_j$ has energy $-E_j$. With the weights
-$p_j = \exp(E_j/T)/Z$ this makes
+Scores are negative energies: a state with score $E_j$ has energy $-E_j$. With the weights $p_j = \exp(E_j/T)/Z$,
 
     internal energy  U = -<E>           entropy        S = -sum_j p_j log p_j
     free energy      F = -T log Z       and so         F = U - T S
@@ -20,10 +19,9 @@ from tidegate.tensors.softmax import boltzmann_factors, gibbs_arguments, softmax
 
 
 def mean_score(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Return the mean score under the Gibbs weights, $\langle E \rangle = \sum_j p_j E_j$; a score of -inf adds 0.
+    r"""Return the mean score under the Gibbs weights, $\langle E \rangle = \sum_j p_j E_j$, (...).
 
-    Returns:
-        (...); 0, with gradient 0, for an empty row
+    A score of -inf adds 0. An empty row has 0, with gradient 0.
     """
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     peak, _, mean, _ = _reduced_scores(energies, temperature, mask)
@@ -31,7 +29,7 @@ def mean_score(energies: Array, temperature: Array | float = 1.0, mask: Array | 
 
 
 def internal_energy(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Return the internal energy $U = -\langle E \rangle$: minus `mean_score`, so that $F = U - T S$."""
+    r"""Return the internal energy $U = -\langle E \rangle$, minus `mean_score`, so that $F = U - T S$."""
     return -mean_score(energies, temperature, mask)
 
 
@@ -60,11 +58,7 @@ def entropy_from_log_partition(log_partition: Array, mean_score: Array, temperat
 
 
 def heat_capacity(energies: Array, temperature: Array | float = 1.0, mask: Array | None = None) -> Array:
-    r"""Return the heat capacity $C = dU/dT = \mathrm{Var}_p(E) / T^2$; at temperature 1 the variance of the scores.
-
-    Returns:
-        (...); 0, with gradient 0, for an empty row
-    """
+    r"""Return the heat capacity $C = dU/dT = \mathrm{Var}_p(E) / T^2$, (...); 0, with gradient 0, for an empty row."""
     xp, energies, temperature, mask = gibbs_arguments(energies, temperature, mask)
     _, weights, mean, reduced = _reduced_scores(energies, temperature, mask)
     return xp.astype(xp.sum(weights * (reduced - mean) ** 2, axis=-1), energies.dtype)
@@ -82,10 +76,9 @@ def fisher_metric(probs: Array) -> Array:
 def natural_gradient(gradient: Array, probs: Array) -> Array:
     r"""Return the direction of steepest ascent under the Fisher metric, $x = g^+ \nabla$, without building the metric.
 
-    Let a bar take away the mean over the states with $p_j > 0$, and everything elsewhere: the projection onto the
-    tangent space of the simplex's face that p lies in. Then $x$ is the smallest solution of $g x = \bar\nabla$,
-    $x = \overline{\bar\nabla_j / p_j}$: it has mean 0 over those states and is 0 where $p_j = 0$, as the metric sees no
-    direction there. A face of one state, like an empty row, has no tangent: x = 0.
+    Let a bar denote the projection onto the tangent space of the simplex's face that p lies in: subtract the mean over
+    the states with $p_j > 0$, and set the others to 0. Then $x$ is the smallest solution of $g x = \bar\nabla$,
+    $x = \overline{\bar\nabla_j / p_j}$. A face of one state, like an empty row, has no tangent: x = 0.
 
     Args:
         gradient: (..., n), derivatives in the natural parameters
