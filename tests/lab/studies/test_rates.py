@@ -13,6 +13,7 @@ from tidegate.lab.studies.rates.views import (
     limit_panels,
     modulus_panels,
     slope_intervals,
+    slope_summary,
     slope_table,
     start_panel,
 )
@@ -121,6 +122,13 @@ def test_slopes_have_intervals_and_verdicts(committed):
     panel = slope_intervals(committed)
     assert [item.value for item in panel.items] == [found.slopes["expert"].slope for found in committed.rates]
     assert "none 0.01, not identified" in panel.alternative
+
+
+def test_the_table_of_the_command_line_has_the_slopes_of_both_errors(committed):
+    g1 = next(found for found in committed.rates if found.placement == "g1").slopes
+    row = cells(slope_summary(committed))["g1"]
+    for cell, slope in zip(row[2:], (g1["expert"], g1["regression"]), strict=True):
+        assert cell == f"{slope.slope:+.3f} ({slope.low:+.3f} … {slope.high:+.3f})"
 
 
 def test_expert_and_regression_errors_stand_side_by_side_on_logarithmic_axes(committed):

@@ -13,7 +13,7 @@ from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._validation import InputError
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.machine import environment
-from tidegate.report.page import Page, Prose, Section, Snippet
+from tidegate.report.page import Page, Prose, Section, Snippet, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +43,8 @@ class Study(Generic[_Options, _Result]):
     """Returns the sections of the page."""
     figures: Callable[[_Result], dict[str, Figure]] | None = None
     """Returns figures that no panel can draw, by file name; the suffix is the format."""
+    table: Callable[[_Result], Table] | None = None
+    """Returns a table of text that the command line prints below the finding."""
 
 
 def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
