@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
 
 from tidegate.geometry import gaussian_curvature, sectional_curvature
+from tidegate.lab.studies.flat_or_curved import view
 from tidegate.lab.studies.flat_or_curved.run import (
     CHARTS,
     ChartCell,
@@ -97,6 +100,12 @@ def test_the_finding_counts_the_gates_under_which_slices_spread_more_widely_than
     planted = FlatOrCurvedResult(options=options, cells=tuple(cells), caps=(cap,), head_grain=0.0)
     words = "at the strengths 0.5, 2: query chart 1, 2, input chart 1, 2, depth chart 1, 2."
     assert words in finding(planted)
+
+
+def test_without_an_ungated_layer_the_study_has_a_page_and_nothing_to_compare_with():
+    result = run_flat_or_curved(replace(SMALL, gates=("g1",), num_layers=1, num_planes=2, cap_widths=(8,)))
+    assert view(result)[0].panels[0].row_label == "gate: g1"
+    assert "without a gate is" not in finding(result)
 
 
 def test_one_number_a_head_makes_a_cylinder():

@@ -53,6 +53,7 @@ def test_the_command_has_what_differs_from_the_nearer_of_the_two_sizes():
         ("rates", "layouts=plain,odd", "layouts"),
         ("rates", "seed=-1", "seed"),
         ("rates", "ns=100,1000", "ns"),
+        ("rates", "start_radii=", "start_radii"),
         ("trained-layers", "sampling=3", "settings"),
         ("trained-layers", "sampling.part=head", "sampling.part"),
         ("trained-layers", "steps=0", "steps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -60,19 +61,20 @@ def figures(result: FlatOrCurvedResult) -> dict[str, Figure]:
 
 
 def _shares(result: FlatOrCurvedResult) -> Maps:
-    gates = [gate for gate in result.options.gates if gate != "none"]
+    # Cells without a gate have strength 0 and come first.
+    gates = sorted(result.options.gates, key=lambda gate: gate != "none")
     positive = {
         (cell.gate, cell.strength, cell.chart): cell.positive for cell in result.cells if cell.tangent == "plane"
     }
     maps: list[Map] = []
     for strength in result.options.strengths:
-        rows = [("none", 0.0), *((gate, strength) for gate in gates)]
+        rows = [(gate, 0.0 if gate == "none" else strength) for gate in gates]
         values = tuple(tuple(positive[*row, chart] for chart in CHARTS) for row in rows)
         maps.append(Map(label=f"strength {strength:g}", values=values))
     return Maps(
         title="Share of slices with positive curvature",
-        alternative=f"For each strength, gates (none, {', '.join(gates)}) by charts ({', '.join(CHARTS)}).",
-        row_label=f"gate: none, {', '.join(gates)}",
+        alternative=f"For each strength, gates ({', '.join(gates)}) by charts ({', '.join(CHARTS)}).",
+        row_label=f"gate: {', '.join(gates)}",
         column_label=f"chart: {', '.join(CHARTS)}",
         value_label="share",
         maps=tuple(maps),
@@ -128,7 +130,7 @@ def _distributions(result: FlatOrCurvedResult) -> Figure:
     all_axes[0].set_yticks(range(len(gates)), gates)
     all_axes[0].invert_yaxis()
     handles: list[Any] = []
-    for strength, color in zip(result.options.strengths, LINES, strict=False):
+    for strength, color in zip(result.options.strengths, cycle(LINES), strict=False):
         handles += all_axes[0].plot([], [], color=color, linewidth=2, label=f"gate strength {strength:g}")
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
     figure.suptitle("Relative slice curvature: medians and the middle 90 %", fontsize=10)
@@ -137,7 +139,7 @@ def _distributions(result: FlatOrCurvedResult) -> Figure:
 
 def _interval(axes: Any, cell: ChartCell, row: int, strengths: tuple[float, ...]) -> None:
     place = strengths.index(cell.strength) if cell.strength in strengths else 1
-    color = LINES[place] if cell.gate != "none" else "black"
+    color = LINES[place % len(LINES)] if cell.gate != "none" else "black"
     y = row + 0.22 * (place - 1)
     low, _, median, _, high = cell.quantiles
     axes.plot([low, high], [y, y], color=color, linewidth=1.4, solid_capstyle="butt")

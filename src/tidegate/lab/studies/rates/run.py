@@ -84,6 +84,8 @@ class RatesOptions:
         if self.layouts:
             require_among("layouts", self.layouts, tuple(LAYOUTS))
         require_at_least(self, seed=0, replicates=2, limit_replicates=2, starts=2, num_truths=0, surplus=0)
+        if not self.start_radii or min(self.start_radii) <= 0:
+            raise InputError("start_radii", expected="one or more positive numbers", got=self.start_radii)
         if sum(n >= 1000 for n in self.ns) < 3:
             raise InputError("ns", expected="at least 3 sizes of 1000 or more, for a slope", got=self.ns)
 
