@@ -1,6 +1,4 @@
 import dataclasses
-import sys
-from subprocess import run
 
 import pytest
 
@@ -103,8 +101,3 @@ def test_the_finding_names_the_best_remedy_and_says_where_nothing_is_shown(resul
     said = finding(dataclasses.replace(result, rows=tuple(rows)))
     assert f"{REMEDIES[1].name} changes the loss most, by -0.5000 (-0.6000 … -0.4000)" in said
     assert "attention to the start token by +0.0000 (-0.1000 … +0.1000, which includes 0)" in said
-
-
-def test_naming_the_studies_imports_no_transformers():
-    code = "import sys, tidegate.lab.studies.catalogue; print('transformers' in sys.modules)"
-    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -266,7 +265,12 @@ def _loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
 def _measure(model: LlamaForCausalLM, data: TextData) -> ModelFigures:
     model.eval()
     batches = data.validation()
-    with observe(model, keys=1, residual=False) as watcher, _gate_distances(model) as distances:
+    distances: list[float] = []
+    with observe(model, keys=1, residual=False) as watcher:
+        for module in model.modules():
+            if isinstance(module, AttentionGate):
+                # The hook is not removed: no model is used after it is measured, except one without gates.
+                module.register_forward_hook(lambda *call: distances.append(float((call[2] - 1).abs().mean())))
         losses = [float(_loss(model, batch)) for batch in batches]
     masses = [head.mean for layer in watcher.observation().layers for head in layer.heads["mass"]]
     return ModelFigures(
@@ -275,21 +279,6 @@ def _measure(model: LlamaForCausalLM, data: TextData) -> ModelFigures:
         strongest=max(masses),
         movement=statistics.fmean(distances) if distances else None,
     )
-
-
-@contextmanager
-def _gate_distances(model: nn.Module) -> Generator[list[float]]:
-    """Collect the mean of |gate - 1| of each call of each gate."""
-    distances: list[float] = []
-    gates = [module for module in model.modules() if isinstance(module, AttentionGate)]
-    handles = [
-        gate.register_forward_hook(lambda *call: distances.append(float((call[2] - 1).abs().mean()))) for gate in gates
-    ]
-    try:
-        yield distances
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _row(

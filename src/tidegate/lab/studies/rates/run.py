@@ -8,7 +8,7 @@ are other starts, other truths, gates that nearly coincide, and surplus experts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -235,13 +235,13 @@ def run_rates(options: RatesOptions, *, tell: Tell = ignore) -> RatesResult:
     """Run all parts of the study."""
     return RatesResult(
         options=options,
-        rates=_rates(options, tell),
-        gauge=_gauge(options, tell),
-        modulus=_modulus(options, tell),
-        start_radius=_start_radius(options, tell),
-        near_gates=_near_gates(options, tell),
-        truths=_truths(options, tell),
-        surplus=_surplus(options, tell),
+        rates=tuple(_rates(options, tell)),
+        gauge=tuple(_gauge(options, tell)),
+        modulus=tuple(_modulus(options, tell)),
+        start_radius=tuple(_start_radius(options, tell)),
+        near_gates=tuple(_near_gates(options, tell)),
+        truths=tuple(_truths(options, tell)),
+        surplus=tuple(_surplus(options, tell)) if options.surplus else (),
     )
 
 
@@ -266,74 +266,61 @@ def list_names(names: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
 
 
-def _rates(options: RatesOptions, tell: Tell) -> tuple[PlacementRates, ...]:
-    found: list[PlacementRates] = []
+def _rates(options: RatesOptions, tell: Tell) -> Iterator[PlacementRates]:
     for placement in report_parts(options.placements, tell, work="rates"):
         experiment = _experiment(options, placement)
         data = run_experiment(experiment)
-        found.append(
-            PlacementRates(
-                placement=placement,
-                gated=experiment.model.gated_experts,
-                num_parameters=experiment.model.num_parameters,
-                rank=experiment.model.rank,
-                slopes={metric: _slope(estimate_rate(data, metric)) for metric in _METRICS},
-                errors={metric: _curve(options.ns, data.errors[metric]) for metric in _METRICS}
-                | {"start": _curve(options.ns, data.start_error)},
-            )
+        errors = {metric: data.errors[metric] for metric in _METRICS} | {"start": data.start_error}
+        yield PlacementRates(
+            placement=placement,
+            gated=experiment.model.gated_experts,
+            num_parameters=experiment.model.num_parameters,
+            rank=experiment.model.rank,
+            slopes={metric: _slope(estimate_rate(data, metric)) for metric in _METRICS},
+            errors={name: _curve(options.ns, each) for name, each in errors.items()},
         )
-    return tuple(found)
 
 
-def _gauge(options: RatesOptions, tell: Tell) -> tuple[GaugeCount, ...]:
+def _gauge(options: RatesOptions, tell: Tell) -> Iterator[GaugeCount]:
     """Count the flat directions of every legal gate on the plain layer, and of the presets on the others."""
     named = ("none", *PRESETS)
     # The theory makes no prediction for constant gates.
     readers = (str(gate) for gate in legal_gates() if gate.reads != "nothing")
     every = (*named, *(gate for gate in readers if gate not in PRESETS))
-    asked = [(layout, gate) for layout in options.layouts for gate in (every if layout == "plain" else named)]
-    counts: list[GaugeCount] = []
-    for layout, gate in report_parts(asked, tell, work="flat directions", describe=_join):
+    cases = [(layout, gate) for layout in options.layouts for gate in (every if layout == "plain" else named)]
+    for layout, gate in report_parts(cases, tell, work="flat directions", describe=_join):
         report = gauge_table([gate], seed=options.seed, **LAYOUTS[layout])[0].report
-        counts.append(
-            GaugeCount(
-                layout=layout,
-                gate=gate,
-                num_parameters=report.num_parameters,
-                nullity=report.nullity,
-                predicted=report.predicted,
-                value_block=report.value_block_nullity,
-                predicted_value_block=report.predicted_value_block,
-                gap=finite(report.singular_gap),
-            )
+        yield GaugeCount(
+            layout=layout,
+            gate=gate,
+            num_parameters=report.num_parameters,
+            nullity=report.nullity,
+            predicted=report.predicted,
+            value_block=report.value_block_nullity,
+            predicted_value_block=report.predicted_value_block,
+            gap=finite(report.singular_gap),
         )
-    return tuple(counts)
 
 
-def _modulus(options: RatesOptions, tell: Tell) -> tuple[ModulusCurve, ...]:
-    curves: list[ModulusCurve] = []
+def _modulus(options: RatesOptions, tell: Tell) -> Iterator[ModulusCurve]:
     for placement in report_parts(options.placements, tell, work="modulus"):
         found = profile_modulus(ExpertModel(placement=placement, k=2), default_truth(placement))
         radii, values = tuple(found.radii.tolist()), tuple(found.values.tolist())
-        curves.append(ModulusCurve(placement=placement, radii=radii, values=values, exponent=finite(found.exponent)))
-    return tuple(curves)
+        yield ModulusCurve(placement=placement, radii=radii, values=values, exponent=finite(found.exponent))
 
 
-def _start_radius(options: RatesOptions, tell: Tell) -> tuple[StartRadius, ...]:
-    curves: list[StartRadius] = []
+def _start_radius(options: RatesOptions, tell: Tell) -> Iterator[StartRadius]:
     for placement in report_parts(options.placements, tell, work="start radius"):
         errors = [
             run_experiment(_experiment(options, placement, ns=(options.start_n,), radius=radius)).errors["expert"][0]
             for radius in options.start_radii
         ]
-        curves.append(StartRadius(placement=placement, error=_curve(options.start_radii, np.stack(errors))))
-    return tuple(curves)
+        yield StartRadius(placement=placement, error=_curve(options.start_radii, np.stack(errors)))
 
 
-def _near_gates(options: RatesOptions, tell: Tell) -> tuple[NearGates, ...]:
-    found: list[NearGates] = []
-    asked = list(product(options.gated_placements, options.gate_distances))
-    for placement, distance in report_parts(asked, tell, work="near gates", describe=_join):
+def _near_gates(options: RatesOptions, tell: Tell) -> Iterator[NearGates]:
+    cases = list(product(options.gated_placements, options.gate_distances))
+    for placement, distance in report_parts(cases, tell, work="near gates", describe=_join):
         truth = default_truth(placement)
         apart = truth.gate[1] - truth.gate[0]
         second = truth.gate[0] + distance * apart / np.linalg.norm(apart)
@@ -343,32 +330,25 @@ def _near_gates(options: RatesOptions, tell: Tell) -> tuple[NearGates, ...]:
             warnings.filterwarnings("ignore", "Two true gates are")
             data = run_experiment(_smaller_experiment(options, placement, truth=near))
         error = float(np.median(data.errors["expert"][-1]))
-        found.append(NearGates(placement=placement, distance=distance, slope=_slope(estimate_rate(data)), error=error))
-    return tuple(found)
+        yield NearGates(placement=placement, distance=distance, slope=_slope(estimate_rate(data)), error=error)
 
 
-def _truths(options: RatesOptions, tell: Tell) -> tuple[OtherTruth, ...]:
-    found: list[OtherTruth] = []
-    asked = list(product(options.placements, range(options.num_truths)))
-    for placement, number in report_parts(asked, tell, work="other truths", describe=_join):
+def _truths(options: RatesOptions, tell: Tell) -> Iterator[OtherTruth]:
+    cases = list(product(options.placements, range(options.num_truths)))
+    for placement, number in report_parts(cases, tell, work="other truths", describe=_join):
         truth = _draw_truth(placement, np.random.default_rng([options.seed, number]))
         design = default_design(seed=options.seed + number + 1)
         data = run_experiment(_smaller_experiment(options, placement, truth=truth, design=design))
-        found.append(OtherTruth(placement=placement, number=number, slope=_slope(estimate_rate(data))))
-    return tuple(found)
+        yield OtherTruth(placement=placement, number=number, slope=_slope(estimate_rate(data)))
 
 
-def _surplus(options: RatesOptions, tell: Tell) -> tuple[Surplus, ...]:
-    if not options.surplus:
-        return ()
-    found: list[Surplus] = []
+def _surplus(options: RatesOptions, tell: Tell) -> Iterator[Surplus]:
     kinds: tuple[LossKind, ...] = ("vector_mass", "raw")
-    asked = list(product(options.gated_placements, kinds))
-    for placement, kind in report_parts(asked, tell, work="surplus experts", describe=_join):
+    cases = list(product(options.gated_placements, kinds))
+    for placement, kind in report_parts(cases, tell, work="surplus experts", describe=_join):
         experiment = _smaller_experiment(options, placement, k=2 + options.surplus)
         data = run_experiment(experiment, loss=kind, max_steps=_MANY_STEPS)
-        found.append(Surplus(placement=placement, kind=kind, slope=_slope(estimate_rate(data))))
-    return tuple(found)
+        yield Surplus(placement=placement, kind=kind, slope=_slope(estimate_rate(data)))
 
 
 def _experiment(options: RatesOptions, placement: Placement, **changes: Any) -> ExpertExperiment:
