@@ -54,6 +54,8 @@ def test_the_command_has_what_differs_from_the_nearer_of_the_two_sizes():
         ("rates", "seed=-1", "seed"),
         ("rates", "ns=100,1000", "ns"),
         ("rates", "start_radii=", "start_radii"),
+        ("rates", "gate_distances=0", "gate_distances"),
+        ("rates", "start_n=1", "start_n"),
         ("trained-layers", "sampling=3", "settings"),
         ("trained-layers", "sampling.part=head", "sampling.part"),
         ("trained-layers", "steps=0", "steps"),

@@ -66,7 +66,8 @@ class BoundaryOptions:
                 expected = f"tasks with at least one of {', '.join(kind)}"
                 raise InputError("tasks", expected=expected, got=", ".join(self.tasks))
         # An interval needs two seeds.
-        require_at_least(self, num_seeds=2, num_tuning_seeds=1, steps=1, batch_size=1, num_training=1, num_points=2)
+        require_at_least(self, num_seeds=2, num_tuning_seeds=1, num_points=2)
+        require_at_least(self, steps=1, batch_size=1, num_training=1, num_test=1)
         if not self.learning_rates or min(self.learning_rates) <= 0:
             raise InputError("learning_rates", expected="one or more positive numbers", got=self.learning_rates)
 

@@ -83,9 +83,12 @@ class RatesOptions:
         require_among("placements", self.placements, PLACEMENTS)
         if self.layouts:
             require_among("layouts", self.layouts, tuple(LAYOUTS))
-        require_at_least(self, seed=0, replicates=2, limit_replicates=2, starts=2, num_truths=0, surplus=0)
+        require_at_least(self, seed=0, replicates=2, limit_replicates=2, starts=2, start_n=12, num_truths=0, surplus=0)
+        # The parts that need these run last.
         if not self.start_radii or min(self.start_radii) <= 0:
             raise InputError("start_radii", expected="one or more positive numbers", got=self.start_radii)
+        if min(self.gate_distances, default=1.0) <= 0:
+            raise InputError("gate_distances", expected="positive numbers", got=self.gate_distances)
         if sum(n >= 1000 for n in self.ns) < 3:
             raise InputError("ns", expected="at least 3 sizes of 1000 or more, for a slope", got=self.ns)
 
