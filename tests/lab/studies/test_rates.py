@@ -152,7 +152,7 @@ def test_theory_stands_beside_measurement(committed):
 def test_a_modulus_of_zero_is_told_in_words_and_not_drawn(committed):
     lines, table = modulus_panels(committed)
     assert [series.label for series in lines.series] == list(committed.options.gated_placements)
-    assert f"for {PLAIN} it is at most 3e-16" in lines.title
+    assert f"for {PLAIN} the change is at most 3e-16" in lines.title
     assert cells(table)["none"][-1] == "never"
     assert cells(table)["g1"][-1] == "n^(−0.51)"
 

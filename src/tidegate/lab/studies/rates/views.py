@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 
 from tidegate.lab.studies.catalogue import QUESTIONS
@@ -21,14 +22,16 @@ from tidegate.lab.studies.study import Study
 from tidegate.report.page import CellValue, Column, Estimate, Intervals, Lines, Panel, Prose, Section, Series, Table
 
 _ZERO = 1e-12
+_log_lines = partial(Lines, log_x=True, log_y=True)
+_signed = partial(Column, digits=3, signed=True)
 _PLACEMENT = Column(title="placement of the gate")
 _CONVERGED = Column(title="converged", unit="%", digits=0, help="Share of the fits, at the worst sample size.")
 _SLOPE_COLUMNS = (
-    *(Column(title=title, digits=3, signed=True) for title in ("slope", "from", "to")),
+    *(_signed(title=title) for title in ("slope", "from", "to")),
     _CONVERGED,
     Column(title="verdict"),
 )
-_KINDS = {"vector_mass": "sums over each true gate", "scalar_mass": "sums of lengths", "raw": "single experts"}
+_KINDS = {"vector_mass": "sums over each true gate", "raw": "single experts"}
 
 
 def view(result: RatesResult) -> tuple[Section, ...]:
@@ -98,11 +101,10 @@ def slope_table(result: RatesResult) -> Table:
     columns = (
         _PLACEMENT,
         Column(title="verdict on the experts"),
-        Column(title="expert error: slope", digits=3, signed=True),
-        Column(title="from", digits=3, signed=True, help="Lower end of the 95 % interval."),
-        Column(title="to", digits=3, signed=True, help="Upper end of the 95 % interval."),
-        *(Column(title=title, digits=3, signed=True) for title in ("regression error: slope", "from ", "to ")),
-        Column(title="score error: slope", digits=3, signed=True),
+        _signed(title="expert error: slope"),
+        _signed(title="from", help="Lower end of the 95 % interval."),
+        _signed(title="to", help="Upper end of the 95 % interval."),
+        *(_signed(title=title) for title in ("regression error: slope", "from ", "to ", "score error: slope")),
         _CONVERGED,
         Column(title="spread of starts", help="Distance between equally good fits over the error, at the largest n."),
     )
@@ -151,14 +153,12 @@ def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
 def _errors(result: RatesResult, metric: str, label: str, title: str) -> Lines:
     curves = {found.placement: found.errors[metric] for found in result.rates}
     ends = "; ".join(f"{name} {curve.median[0]:.3g} to {curve.median[-1]:.3g}" for name, curve in curves.items())
-    return Lines(
+    return _log_lines(
         title=title,
         alternative=f"{label} against n, medians over replicates with the central 80 %. First to last n: {ends}.",
         x_label="samples n",
         y_label=label,
         series=tuple(_series(name, curve) for name, curve in curves.items()),
-        log_x=True,
-        log_y=True,
     )
 
 
@@ -201,9 +201,11 @@ def modulus_panels(result: RatesResult) -> Iterator[Panel]:
     flat = [found for found in result.modulus if found.exponent is None]
     if steep:
         largest = max((max(found.values) for found in flat), default=0.0)
-        rest = f"; for {list_names(found.placement for found in flat)} it is at most {largest:.0e}" if flat else ""
+        rest = (
+            f"; for {list_names(found.placement for found in flat)} the change is at most {largest:.0e}" if flat else ""
+        )
         words = "; ".join(f"{found.placement} r = {found.exponent:.2f}" for found in steep)
-        yield Lines(
+        yield _log_lines(
             title=f"If an expert is identified, the function changes in proportion to its error{rest}",
             alternative=f"Smallest change of the function by the error of an expert, on logarithmic axes: {words}.",
             x_label="error of one expert",
@@ -211,8 +213,6 @@ def modulus_panels(result: RatesResult) -> Iterator[Panel]:
             series=tuple(
                 Series(label=found.placement, group=found.placement, x=found.radii, y=found.values) for found in steep
             ),
-            log_x=True,
-            log_y=True,
         )
     rows = tuple(
         (
@@ -242,15 +242,13 @@ def start_panel(result: RatesResult) -> Lines:
     seen += [f"The start does not matter for {kept}"] if kept else []
     words = ", ".join(f"{placement} ×{ratio:.2f}" for placement, ratio in ratios.items())
     radii = result.options.start_radii
-    return Lines(
+    return _log_lines(
         title=". ".join(seen),
         alternative=f"Expert error at n = {result.options.start_n:,} against the radius of the starts. "
         f"Ratio from {min(radii):g} to {max(radii):g}: {words}.",
         x_label="radius of the starts around the truth",
         y_label=f"expert error at n = {result.options.start_n:,}",
         series=tuple(_series(found.placement, found.error) for found in result.start_radius),
-        log_x=True,
-        log_y=True,
     )
 
 
@@ -260,7 +258,7 @@ def limit_panels(result: RatesResult) -> Iterator[Panel]:
         yield near_gate_lines(result)
         largest = max(result.options.ns)
         yield Table(
-            title="Slopes for true gates at decreasing distance",
+            title="Slopes by the distance of the true gates",
             columns=(
                 _PLACEMENT,
                 Column(title="distance", digits=2),
@@ -298,14 +296,12 @@ def near_gate_lines(result: RatesResult) -> Lines:
         series.append(Series(label="none, for comparison", group="none", x=ends, y=(level, level)))
         if worse := set(distances) - {near.distance for near in result.near_gates if near.error <= level}:
             title += f"; at {max(worse):g} it exceeds that without a gate for all placements"
-    return Lines(
+    return _log_lines(
         title=title,
         alternative=f"Expert error at n = {largest:,} against the distance of the true gates. {' '.join(words)}",
         x_label="distance of the two true gates",
         y_label=f"expert error at n = {largest:,}, median",
         series=tuple(series),
-        log_x=True,
-        log_y=True,
     )
 
 
@@ -324,7 +320,7 @@ def truths_table(result: RatesResult) -> Table:
         columns=(
             _PLACEMENT,
             Column(title="truths", digits=0),
-            *(Column(title=f"{which} slope", digits=3, signed=True) for which in ("minimum", "median", "maximum")),
+            *(_signed(title=f"{which} slope") for which in ("minimum", "median", "maximum")),
             Column(
                 title="converged", unit="%", digits=0, help="Share of the fits, at the worst truth and sample size."
             ),
