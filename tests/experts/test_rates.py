@@ -44,7 +44,7 @@ def test_prediction_and_scores_are_as_good_without_a_gate(metric, placement, dat
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_regression_error_is_that_of_the_rank(placement, data):
-    # The optimiser is not the floor: squared errors average to σ² rank / n.
+    # The optimizer is not the floor: squared errors average to σ² rank / n.
     model = ExpertModel(placement=placement, k=2)
     for n, errors in zip(SMALL["ns"], data[placement].errors["regression"], strict=True):
         assert np.sqrt(np.mean(errors**2)) == pytest.approx(0.3 * np.sqrt(model.rank / n), rel=0.2)

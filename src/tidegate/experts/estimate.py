@@ -196,8 +196,8 @@ def draw_cells(experiment: ExpertExperiment, n: int, rng: np.random.Generator) -
 def _starts(experiment: ExpertExperiment, rng: np.random.Generator) -> Floats:
     """Return starts (replicates · starts, P): the truth with surplus experts split off, plus noise."""
     total = experiment.replicates * experiment.starts
-    centres = np.stack([_split_truth(experiment, rng) for _ in range(total)])
-    return centres + experiment.radius * rng.standard_normal(centres.shape)
+    centers = np.stack([_split_truth(experiment, rng) for _ in range(total)])
+    return centers + experiment.radius * rng.standard_normal(centers.shape)
 
 
 def _split_truth(experiment: ExpertExperiment, rng: np.random.Generator) -> Floats:

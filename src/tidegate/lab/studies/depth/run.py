@@ -171,10 +171,10 @@ def random_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptions, 
 def fit_growth(depths: Sequence[int], medians: FloatArray, against: Literal["log depth", "depth"]) -> Growth:
     """Fit a line to the log medians (seed, depth) of each seed; needs two seeds and positive medians."""
     at = np.log(depths) if against == "log depth" else np.asarray(depths, dtype=np.float64)
-    centred = at - at.mean()
+    centered = at - at.mean()
     logs = np.log(medians)
-    slopes = logs @ centred / (centred @ centred)
-    left = logs - logs.mean(axis=1, keepdims=True) - slopes[:, None] * centred
+    slopes = logs @ centered / (centered @ centered)
+    left = logs - logs.mean(axis=1, keepdims=True) - slopes[:, None] * centered
     mean = SeedMean.of(slopes.tolist())
     residual = math.sqrt(float((left**2).mean()))
     return Growth(against=against, slope=float(slopes.mean()), low=mean.low, high=mean.high, residual=residual)

@@ -245,10 +245,10 @@ def figures(result: SinksResult) -> dict[str, Figure]:
         "Weight on the sink": ("share of the weight", "sink", BLUE),
         "What the first key adds": ("size, in units of the layer's output", "contribution", VERMILION),
     }
-    for axes, (title, (x, name, colour)) in zip(by_head, panels.items(), strict=True):
+    for axes, (title, (x, name, color)) in zip(by_head, panels.items(), strict=True):
         label_axes(axes, title=title, x=x)
         for place, gate in enumerate(gates):
-            _draw_heads(axes, place, heads_of(getattr(model, name) for model in result.of(gate)), colour)
+            _draw_heads(axes, place, heads_of(getattr(model, name) for model in result.of(gate)), color)
         axes.set_xlim(left=0)
     by_head[0].axvline(result.even_share, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
     shares.set_xlim(0, 1)
@@ -256,7 +256,7 @@ def figures(result: SinksResult) -> dict[str, Figure]:
     shares.set_yticks(range(len(gates)), gates, fontsize=8)
     shares.invert_yaxis()
     handles = [
-        *(Patch(color=colour, label=label) for label, colour in _SHARES.items()),
+        *(Patch(color=color, label=label) for label, color in _SHARES.items()),
         Line2D([], [], color=GREY, marker="o", markersize=3, linestyle="", label="one head of one seed"),
         Line2D([], [], color="black", marker="|", markersize=9, markeredgewidth=1.4, linestyle="", label="mean"),
         Line2D([], [], color=GREY, linewidth=0.9, linestyle="--", label="if all keys had equal weight"),
@@ -269,21 +269,21 @@ def _draw_shares(axes: Any, place: int, shares: Shares) -> None:
     """Draw a bar of length 1, divided into the first key, the sink and all other keys."""
     start = 0.0
     widths = (shares.first_key, shares.sink or 0.0, shares.other_keys)
-    for share, colour in zip(widths, _SHARES.values(), strict=True):
-        axes.barh(place, share, left=start, color=colour, height=0.62)
+    for share, color in zip(widths, _SHARES.values(), strict=True):
+        axes.barh(place, share, left=start, color=color, height=0.62)
         if share > _READABLE:
-            ink = "white" if colour == BLUE else "black"
+            ink = "white" if color == BLUE else "black"
             axes.text(start + share / 2, place, f"{share:.2f}", ha="center", va="center", fontsize=7, color=ink)
         start += share
 
 
-def _draw_heads(axes: Any, place: int, values: list[float], colour: str) -> None:
+def _draw_heads(axes: Any, place: int, values: list[float], color: str) -> None:
     """Draw a dot per head and seed and a line at their mean, or a note without values."""
     if not values:
         axes.text(0.02, place, "no sink", transform=axes.get_yaxis_transform(), va="center", fontsize=7, color=GREY)
         return
     heights = place + np.linspace(-0.26, 0.26, len(values))
-    axes.plot(values, heights, "o", color=colour, markersize=3, alpha=0.75, markeredgewidth=0)
+    axes.plot(values, heights, "o", color=color, markersize=3, alpha=0.75, markeredgewidth=0)
     axes.vlines(np.mean(values), place - 0.36, place + 0.36, color="black", linewidth=1.4)
 
 
