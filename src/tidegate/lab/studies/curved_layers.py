@@ -1,15 +1,28 @@
-"""Layers with gates of a given strength, and the curvature below which there is only rounding error."""
+"""Layers with gates of a given strength, and the relative curvature of their charts."""
 
 from __future__ import annotations
 
-import torch
+from typing import Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tidegate.geometry import Chart, sectional_curvature
 from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays
 from tidegate.torch import GatedAttention
 
 FLAT = 1e-9
 """A relative curvature below this is rounding error."""
+
+
+def relative_curvature(
+    chart: Chart, u: NDArray[np.float64], v: NDArray[np.float64], *, tangent: Literal["plane", "full"]
+) -> NDArray[np.float64]:
+    """Return the curvature of the planes of u and v at the chart's start, times the squared length of its output."""
+    size = float((chart(chart.start) ** 2).sum())
+    return sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=tangent).numpy()
 
 
 def initialized_layer(gate: str, x: torch.Tensor, strength: float, *, num_heads: int) -> AttentionArrays:

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from tidegate._validation import InputError
 from tidegate.gate import GatePath
 from tidegate.gates import Gates
-from tidegate.geometry import depth_chart, sectional_curvature
+from tidegate.geometry import depth_chart
 from tidegate.lab.studies.catalogue import QUESTIONS
-from tidegate.lab.studies.curved_layers import FLAT, initialized_layer, with_strength
+from tidegate.lab.studies.curved_layers import FLAT, initialized_layer, relative_curvature, with_strength
 from tidegate.lab.studies.intervals import SeedMean, format_interval, interval_panel
 from tidegate.lab.studies.options import require_among, require_at_least, require_gates
 from tidegate.lab.studies.study import Study
@@ -237,12 +237,8 @@ def _seed_curvatures(regime: Regime, gate: str, options: DepthOptions, seed: int
     build = structured_stack if regime == "structured" else random_stack
     stack = build(gate, max(options.depths), x, options, seed)
     u, v = rng.standard_normal((2, options.num_planes, options.d_model))
-    rows: list[FloatArray] = []
-    for depth in options.depths:
-        chart = depth_chart(stack[:depth], x, moving=1)
-        size = float((chart(chart.start) ** 2).sum())
-        rows.append(sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=options.tangent).numpy())
-    return np.stack(rows)
+    charts = (depth_chart(stack[:depth], x, moving=1) for depth in options.depths)
+    return np.stack([relative_curvature(chart, u, v, tangent=options.tangent) for chart in charts])
 
 
 def _orthogonal(rng: np.random.Generator, size: int) -> FloatArray:

@@ -21,10 +21,9 @@ from tidegate.geometry import (
     frozen_weight_chart,
     input_chart,
     query_chart,
-    sectional_curvature,
     weight_chart,
 )
-from tidegate.lab.studies.curved_layers import FLAT, initialized_layer
+from tidegate.lab.studies.curved_layers import FLAT, initialized_layer, relative_curvature
 from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     Cap,
     cap_chart,
@@ -232,9 +231,8 @@ def _curvatures(chart: Chart, tangent: Literal["full", "plane"], count: int, see
     if tangent == "full" and not chart.says_something:
         return np.empty(0)
     u, v = np.random.default_rng(seed).standard_normal((2, count, chart.dimension))
-    size = float((chart(chart.start) ** 2).sum())
     try:
-        return sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=tangent).numpy()
+        return relative_curvature(chart, u, v, tangent=tangent)
     except GeometryError:
         if tangent == "plane":
             raise
