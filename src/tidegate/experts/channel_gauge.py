@@ -71,8 +71,8 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
         raise InputError("x", expected=f"an input of at least (R + 1) h = {needed} positions in all", got=positions)
     parts = decompose(arrays, inputs)
     number = min(max((size + 2) * shape.head_dim, _FEWEST_POSITIONS), positions)
-    places = np.unique(np.linspace(0, positions - 1, number).round().astype(int))
-    chosen = np.unravel_index(places, inputs.shape[:2])
+    spread: Any = np.linspace(0, positions - 1, number)
+    chosen: Any = np.unravel_index(np.unique(spread.round().astype(int)), inputs.shape[:2])
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)
