@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pages import require_policy
@@ -49,6 +50,15 @@ def test_from_a_record_the_work_is_not_done_again_and_quiet_tells_nothing_of_it(
     assert done.stderr == ""
     records = [json.loads((folder / "depth.json").read_text())["result"] for folder in (first, tmp_path / "second")]
     assert records[0] == records[1]
+
+
+def test_the_study_rates_prints_its_slopes_below_the_finding(tmp_path):
+    record = Path(__file__).parents[2] / "docs" / "records" / "experts" / "rates.json"
+    done = invoke("rates", "--from", record, "--out", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    slope = json.loads(record.read_text())["result"]["rates"][0]["slopes"]["expert"]
+    (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["none"]]
+    assert f"{slope['slope']:+.3f} ({slope['low']:+.3f} … {slope['high']:+.3f})" in row
 
 
 def test_ctrl_c_ends_cleanly(tmp_path, monkeypatch):

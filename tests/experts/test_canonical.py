@@ -199,15 +199,6 @@ def test_a_canonical_model_has_the_same_logits(gate):
     assert (before - after).abs().max() > 1e-3
 
 
-def test_a_canonical_llama_has_the_same_logits_and_keeps_its_queries():
-    model = llama()
-    canonical = canonicalize(model)
-    assert (logits(canonical) - logits(model)).abs().max() < 1e-5 * (1 + logits(model).abs().max())
-    attention, other = (found.model.layers[1].self_attn for found in (model, canonical))
-    assert torch.equal(attention.q_proj.weight, other.q_proj.weight)
-    assert (attention.v_proj.weight - other.v_proj.weight).abs().max() > 1e-2
-
-
 def test_single_precision_stays_within_its_rounding():
     model = language_model("bma").float()
     canonical = canonicalize(model)
@@ -218,7 +209,7 @@ def test_single_precision_stays_within_its_rounding():
 def test_modules_that_are_not_understood_are_rejected():
     with rejects("model"):
         canonicalize(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="model must be AttentionArrays or a PyTorch module"):
+    with pytest.raises(TypeError, match="PyTorch module"):
         canonicalize(3)
     strange = llama().model.layers[0].self_attn
     strange.gate = nn.Linear(2, 2)

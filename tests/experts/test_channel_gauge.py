@@ -77,25 +77,6 @@ def test_values_are_the_outputs_change_that_the_output_projection_cannot_undo(ga
     np.testing.assert_allclose(channel_gauge(layer, x).singular_values[0], expected / scale, atol=1e-10)
 
 
-@pytest.mark.parametrize(("gate", "free"), [("output:nothing", 16), ("value:nothing", 16), ("g1", 4), ("bma", 4)])
-def test_a_constant_gate_leaves_all_mixtures_free_and_one_that_moves_with_the_token_only_scalings(gate, free):
-    rng = np.random.default_rng(2)
-    layer = random_layer(gate, HeadShape.of(d_model=12, num_heads=3), rng)
-    assert channel_gauge(layer, rng.standard_normal((2, 16, 12))).free == (free,) * 3
-
-
-def test_a_constant_gate_in_a_model_is_told_from_one_that_moves_with_the_token():
-    torch.manual_seed(0)
-    tokens = torch.randint(40, (2, 32))
-    for gate, free in (("output:nothing", 16), ("g1", 4)):
-        config = TransformerConfig(gate=gate, d_model=16, num_layers=1, num_heads=4, vocab_size=40, max_length=32)
-        model = TransformerLM(config)
-        for name, weight in model.named_parameters():
-            if "gate" in name:
-                torch.nn.init.normal_(weight)
-        assert [layer.free for layer in model_gauge(model, tokens)] == [(free,) * 4]
-
-
 def test_free_directions_do_not_depend_on_the_point_of_the_orbit():
     rng = np.random.default_rng(1)
     layer = random_layer("g1", HeadShape.of(d_model=12, num_heads=3), rng)

@@ -49,7 +49,7 @@ def test_the_theory_is_silent_where_a_gate_is_a_control(gate):
     layer = make_layer(gate)
     assert predict_gauge(layer) is None
     reason = why_unpredicted(layer)
-    assert any(words in reason for words in ("is a constant", "is a placebo", "is no factor", "adds"))
+    assert any(words in reason for words in ("is constant", "is a placebo", "is not a factor", "adds"))
 
 
 def test_odd_gates_agree_where_the_theory_speaks():
@@ -69,11 +69,6 @@ def test_the_value_block_has_eighteen_flat_directions_without_a_gate_between_and
     assert rows["none"].nullity == 2 * (9 + 9)
     assert rows["g1"].nullity == rows["bma"].nullity == 2 * (9 + 3)
     assert rows["g3"].nullity == rows["g4"].nullity == 2 * (3 + 9)
-
-
-def test_the_gap_between_flat_and_curved_directions_is_wide():
-    for row in gauge_table(("none", "g1", "bma")):
-        assert row.report.singular_gap > 1e6
 
 
 def test_a_rotary_embedding_leaves_the_query_and_key_two_directions_a_pair():
@@ -165,7 +160,7 @@ def test_gates_that_nearly_coincide_leave_no_clear_gap():
     layer = make_layer("g1")
     near = 1e-11 * np.random.default_rng(0).standard_normal((4, 6, 4)) * np.logspace(-2, 2, 4)
     gates = {"output": {"weight": layer.gate_parameters["output"]["weight"][:, :, :1] + near}}
-    with pytest.warns(UserWarning, match="have no clear gap at rank"):
+    with pytest.warns(UserWarning, match="no clear gap"):
         report = gauge_report(
             replace(layer, gate_parameters=gates), np.random.default_rng(1).standard_normal((20, 5, 6))
         )
@@ -183,8 +178,3 @@ def test_a_layer_that_the_theory_does_not_cover_says_why():
 def test_too_few_outputs_are_rejected():
     with rejects("x", hint="sequences"):
         gauge_report(make_layer("none"), np.ones((1, 5, 6)))
-
-
-def test_a_repeated_sequence_adds_outputs_and_no_information():
-    x = np.repeat(np.random.default_rng(0).standard_normal((1, 5, 6)), 20, axis=0)
-    assert gauge_report(make_layer("none"), x).nullity > predict_gauge(make_layer("none")).nullity

@@ -44,23 +44,10 @@ def test_prediction_and_scores_are_as_good_without_a_gate(metric, placement, dat
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_regression_error_is_that_of_the_rank(placement, data):
-    # The optimiser is not the floor: squared errors average to σ² rank / n.
+    # The optimizer is not the floor: squared errors average to σ² rank / n.
     model = ExpertModel(placement=placement, k=2)
     for n, errors in zip(SMALL["ns"], data[placement].errors["regression"], strict=True):
         assert np.sqrt(np.mean(errors**2)) == pytest.approx(0.3 * np.sqrt(model.rank / n), rel=0.2)
-
-
-def test_an_unidentified_error_measures_the_start():
-    options = SMALL | {"ns": (100_000,)}
-    errors = {
-        (placement, radius): np.median(
-            run_experiment(ExpertExperiment(placement=placement, radius=radius, **options)).errors["expert"]
-        )
-        for placement in ("none", "g1")
-        for radius in (0.05, 0.4)
-    }
-    assert errors["none", 0.4] > 4 * errors["none", 0.05]
-    assert errors["g1", 0.4] == pytest.approx(errors["g1", 0.05], rel=1e-3)
 
 
 def test_a_surplus_expert_is_not_called_identified_while_fits_fail_to_converge():
@@ -118,12 +105,11 @@ def test_the_modulus_is_zero_without_gates_and_linear_with_them(placement):
         assert 0.9 < found.exponent < 1.1
 
 
-def test_gates_that_nearly_coincide_take_the_advantage_away():
+def test_gates_that_nearly_coincide_are_warned_of():
     truth = default_truth("g1")
     near = replace(truth, gate=truth.gate[[0, 0]] + [[0, 0], [0.05, 0]])
-    with pytest.warns(UserWarning, match="Two true gates are 0.05 apart"):
-        experiment = ExpertExperiment(placement="g1", truth=near, **FEW)
-    assert estimate_rate(run_experiment(experiment)).verdict != "identified"
+    with pytest.warns(UserWarning, match="Two true gates"):
+        ExpertExperiment(placement="g1", truth=near, **FEW)
 
 
 def test_experiments_repeat():

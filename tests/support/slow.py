@@ -1,4 +1,4 @@
-"""Gates and attention layers once more, in plain loops over NumPy numbers: nothing is shared with the library."""
+"""Reference gates and attention layers in plain loops over NumPy numbers, independent of the library."""
 
 import cmath
 import math
@@ -18,7 +18,7 @@ PHI = {
 
 
 def slow_gate(gate, target, parameters, *, input, context=None, query=None, value=None, output=None, partition=None):  # noqa: A002
-    """A gate on one sequence: target is (heads, T, h), or (T, d) at the dense site."""
+    """Apply a gate to one sequence: target is (heads, T, h), or (T, d) at the dense site."""
     if gate.site == "dense":
         return slow_heads(gate, target[None], parameters, input, context, query, value, output, partition)[0]
     return slow_heads(gate, target, parameters, input, context, query, value, output, partition)
@@ -51,7 +51,7 @@ def slow_heads(gate, target, parameters, input, context, query, value, output, p
 
 
 def slow_logit(gate, parameters, reads, n, group, column):
-    """One gate's logit of head n."""
+    """Return the logit of a gate in head n."""
     if gate.share == "layer":
         m = 0
     elif gate.share == "group" and gate.site not in ("key", "value"):
@@ -72,7 +72,7 @@ def slow_logit(gate, parameters, reads, n, group, column):
 
 
 def slow_rotation(vector, position, rotary):
-    """One head's query or key at one position; pairs of channels are complex numbers."""
+    """Rotate one head's query or key at one position; pairs of channels are complex numbers."""
     width = round(len(vector) * rotary.fraction)
     turned = vector.copy()
     for i in range(width // 2):
@@ -83,7 +83,7 @@ def slow_rotation(vector, position, rotary):
 
 
 def slow_located(layer, heads, norm, positions):
-    """Queries or keys, normalised and rotated one by one."""
+    """Normalize and rotate queries or keys one by one."""
     located = heads.copy()
     for n in range(len(heads)):
         for t, v in enumerate(heads[n]):
@@ -94,7 +94,7 @@ def slow_located(layer, heads, norm, positions):
 
 
 def slow_score(layer, n, q, k):
-    """The score of one query and one key in head n."""
+    """Return the score of one query and one key in head n."""
     if layer.metric_diagonal is not None:
         k = layer.metric_diagonal[n] * k
     scale = math.sqrt(len(q)) * layer.temperature
@@ -104,7 +104,7 @@ def slow_score(layer, n, q, k):
 
 
 def slow_weights(layer, q, k, mask, sink=None):
-    """Softmax row by row over the keys that may be seen, and each head's sink; 0 where there are none."""
+    """Return the softmax over the allowed keys and each head's sink, row by row; fully masked rows are 0."""
     H, T, S = len(q), q.shape[1], k.shape[1]
     weights = np.zeros((H, T, S))
     for n in range(H):
@@ -120,7 +120,7 @@ def slow_weights(layer, q, k, mask, sink=None):
 
 
 def slow_layer(layer, x, context=None, mask=None, positions=None):
-    """Output and weights of a layer on one sequence x (T, d), with a mask (H, T, S)."""
+    """Return output and weights of a layer on one sequence x (T, d), with a mask (H, T, S)."""
     attended = x if context is None else context
     positions = range(len(x)) if positions is None else positions
 

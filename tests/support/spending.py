@@ -1,4 +1,4 @@
-"""What a call spends: processor time, and memory above what its process held before."""
+"""Measure the CPU time and the additional memory of a block of code."""
 
 import time
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from tidegate.lab.compare.cost import _PEAKS_RESET, _status_bytes
 
 @dataclass
 class Spent:
-    """Known once the block has ended."""
+    """CPU time and additional memory, set when the block ends."""
 
     seconds: float = 0.0
     num_bytes: int = 0
@@ -17,7 +17,7 @@ class Spent:
 
 @contextmanager
 def measure_spending():
-    """Measure a block: its processor time, and the highest that memory rose above where it stood at its beginning."""
+    """Measure a block's CPU time, and its peak memory above that at its start."""
     spent, resting = Spent(), _status_bytes("VmRSS")
     _PEAKS_RESET.write_text("5")
     start = time.process_time()

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group, RenderableType
+
 from tidegate._files import nonregular_file_type
 from tidegate._validation import InputError
-from tidegate.cli.console import finish_page, new_console, print_json
+from tidegate.cli.console import finish_page, new_console, new_table, print_json
 from tidegate.cli.errors import stop
 from tidegate.cli.folders import require_page_folder
 from tidegate.cli.options import Output, argument, option, verb
@@ -16,6 +18,7 @@ from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
     from tidegate.lab.studies.study import Study
+    from tidegate.report.page import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,4 +91,16 @@ def _answer(chosen: Study[Any, Any], settings: Any, options: StudyOptions) -> No
     if chosen.figures is not None:
         save_figures(chosen.figures(result), folder)
     page = write_page(page_of(chosen, values, result), folder)
-    finish_page(page, values, as_json=options.as_json, result=values["finding"])
+    shown: RenderableType = values["finding"]
+    if chosen.table is not None:
+        shown = Group(shown, "", _terminal_table(chosen.table(result)))
+    finish_page(page, values, as_json=options.as_json, result=shown)
+
+
+def _terminal_table(table: Table) -> RenderableType:
+    shown = new_table(table.title)
+    for column in table.columns:
+        shown.add_column(column.title, no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*map(str, row))
+    return shown

@@ -1,4 +1,4 @@
-"""Take attention apart into a hierarchical mixture of experts, and find what of it can be identified and estimated."""
+"""Decompose attention into a hierarchical mixture of experts, and test which experts can be identified."""
 
 from tidegate.experts.canonical import HeadMatch, canonicalize, match_heads
 from tidegate.experts.channel_gauge import ChannelGauge, channel_gauge, model_gauge

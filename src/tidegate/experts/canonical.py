@@ -1,9 +1,9 @@
 """Choose a canonical representative of each gauge orbit, to compare heads between checkpoints and seeds.
 
-Where channels may mix, the value (and key) channels become orthonormal, ordered by the norm of what leaves them. Where
-a gate leaves only scalings, each value (and key) channel gets norm 1, and the order too where it is free. In rotating
-pairs the key's pair gets norm 1 and its largest entry becomes real; under norms only signs and the exchange of scales
-between the two norms are left. Signs make each channel's largest entry positive.
+If channels may mix, the value (and key) channels become orthonormal, ordered by the norms of their outputs. If a gate
+leaves only scalings, each value (and key) channel gets norm 1, ordered in the same way if the order is free. In
+rotating pairs the key's pair gets norm 1 and its largest entry becomes real. With query and key norms only signs and
+the exchange of scales between the two norms remain. Signs make each channel's largest entry positive.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ _LARGEST_CONDITION = 1e10
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeadMatch:
-    """Which head of one layer is which of another."""
+    """The pairing of the heads of two layers."""
 
     layer: str
-    """The layer's name in the model; empty for a layer alone."""
+    """Name of the layer in the model; empty for a single layer."""
     assignment: NDArray[np.int64]
-    """(H,): for each head of the first, the head of the second that it is paired with."""
+    """(H,): for each head of the first layer, the paired head of the second."""
     similarity: Floats
-    """(H, H): mean cosine of value and output projections, first's heads by second's."""
+    """(H, H): mean cosine of value and output projections, heads of the first layer by heads of the second."""
 
     @property
     def share_in_place(self) -> float:
-        """Share of the heads that are paired with the head of their own number; 1/H on average by chance."""
+        """Return the share of heads paired with the head of the same index; 1/H on average by chance."""
         in_place = np.equal(self.assignment, np.arange(len(self.assignment)))
         return float(np.count_nonzero(in_place)) / len(self.assignment)
 
 
 def canonicalize(model: _Model) -> _Model:
-    """Return a model with the same function at the canonical parameters; the given one is left as it is.
+    """Return a copy of a model with the same function at the canonical parameters.
 
     Args:
-        model: `AttentionArrays`; a PyTorch `GatedAttention`, or a model that holds some, such as `TransformerLM`; or a
-            model with attention modules of the Llama kind, recognized by their `q_proj`, `k_proj`, `v_proj` and
-            `o_proj`. Of the last, only the value side changes: how their queries and keys meet is not known.
+        model: `AttentionArrays`; a PyTorch `GatedAttention`, or a model that contains some, such as `TransformerLM`; or
+            a model with Llama-like attention modules, recognized by their `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+            In these only the value side changes, because their treatment of queries and keys is not known.
     """
     if isinstance(model, AttentionArrays):
         return canonical_layer(model)
@@ -62,7 +62,7 @@ def canonicalize(model: _Model) -> _Model:
 
 
 def canonical_layer(layer: AttentionArrays, *, query_side: bool = True) -> AttentionArrays:
-    """Return one layer at its canonical parameters, as NumPy float64 arrays; the query side can be left as it is."""
+    """Return a layer at its canonical parameters, as NumPy float64 arrays; optionally only its value side."""
     arrays = as_layer_arrays(layer)
     outputs = _by_group(arrays.W_O, arrays.shape.num_kv_heads)
     value = np.stack([_value_basis(arrays, W_V, W_O) for W_V, W_O in zip(arrays.W_V, outputs, strict=True)])
@@ -75,14 +75,13 @@ def canonical_layer(layer: AttentionArrays, *, query_side: bool = True) -> Atten
 
 
 def match_heads(a: Any, b: Any) -> list[HeadMatch]:
-    """Pair the heads of two models layer by layer, so that the mean cosine of their value and output maps is largest.
+    """Pair the heads of two models layer by layer, maximizing the mean cosine of their value and output projections.
 
-    Parameters are compared as they are: heads that compute the same from different bases look unlike unless both models
-    are canonical.
+    Parameters are compared directly: equal heads in different bases look different unless both models are canonical.
 
     Args:
-        a: A model, as `canonicalize` takes it.
-        b: Another one, with the same layers and sizes.
+        a: A model, as for `canonicalize`.
+        b: A model with the same layers and sizes.
     """
     first, second = _layers(a), _layers(b)
     if [name for name, _ in first] != [name for name, _ in second]:
@@ -116,13 +115,13 @@ def _cosines(a: Floats, b: Floats) -> Floats:
 
 
 def _by_group(outward: Floats, groups: int) -> Floats:
-    """Put the output maps of each group's heads side by side: (H, h, d) gives (G, h, heads of a group · d)."""
+    """Concatenate the output maps of each group's heads: (H, h, d) gives (G, h, heads of a group · d)."""
     heads, width, d_model = outward.shape
     return np.swapaxes(outward.reshape(groups, heads // groups, width, d_model), 1, 2).reshape(groups, width, -1)
 
 
 def _value_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Floats:
-    """R of one group; inward (d, h), outward (h, all that leaves the channels)."""
+    """Return R of one group from the maps into its channels (d, h) and out of them (h, ...)."""
     match basis_gauge(arrays, "value-output"):
         case "linear":
             return _orthonormal_basis(inward, outward)
@@ -133,7 +132,7 @@ def _value_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Fl
 
 
 def _key_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Floats:
-    """What the keys of one group are multiplied by, pair by pair where they rotate."""
+    """Return the matrix for the keys of one group; rotating channels change in pairs."""
     width, gauge = arrays.shape.head_dim, basis_gauge(arrays, "query-key")
     basis = np.eye(width)
     if gauge == "fixed":
@@ -156,13 +155,13 @@ def _key_basis(arrays: AttentionArrays, inward: Floats, outward: Floats) -> Floa
 
 
 def _orthonormal_basis(inward: Floats, outward: Floats) -> Floats:
-    """R with inward R orthonormal and the rows of R⁻¹ outward orthogonal, in falling order of their norms."""
+    """Return R with inward R orthonormal and the rows of R⁻¹ outward orthogonal, by descending norm."""
     if inward.shape[1] == 0:
         return np.eye(0)
     directions, triangle = np.linalg.qr(inward)
     if np.linalg.cond(triangle) > _LARGEST_CONDITION:
         warnings.warn(
-            "A head's channels are linearly dependent, so that its basis cannot be told; it is left as it is.",
+            "A head's channels are linearly dependent, so that it has no canonical basis; it is not changed.",
             stacklevel=2,
         )
         return np.eye(inward.shape[1])
@@ -172,7 +171,7 @@ def _orthonormal_basis(inward: Floats, outward: Floats) -> Floats:
 
 
 def _unit_basis(inward: Floats, outward: Floats, *, ordered: bool) -> Floats:
-    """R that scales each column of inward to norm 1, its largest entry positive, and orders by outward norms."""
+    """Return R that scales each column of inward to norm 1 with a positive largest entry, ordered by outward norms."""
     norms = np.linalg.norm(inward, axis=0)
     norms = np.where(norms > 0, norms, 1.0)
     strengths = norms * np.linalg.norm(outward, axis=1)
@@ -181,7 +180,7 @@ def _unit_basis(inward: Floats, outward: Floats, *, ordered: bool) -> Floats:
 
 
 def _pair_basis(columns: Floats, *, turns: bool, scales: bool) -> Floats:
-    """A complex factor, as a real matrix, for the two columns (d, 2) of a rotating pair."""
+    """Return a complex factor, as a real matrix, for the two columns (d, 2) of a rotating pair."""
     numbers = columns[:, 0] + 1j * columns[:, 1]
     largest = numbers[np.argmax(np.abs(numbers))]
     if turns and largest != 0:
@@ -194,13 +193,13 @@ def _pair_basis(columns: Floats, *, turns: bool, scales: bool) -> Floats:
 
 
 def _signs(columns: Floats) -> Floats:
-    """The sign of the largest entry of each column; 1 for a column of zeros."""
+    """Return the sign of the largest entry of each column; 1 for a column of zeros."""
     largest = np.take_along_axis(columns, np.argmax(np.abs(columns), axis=0)[None, :], axis=0)[0]
     return np.where(largest < 0, -1.0, 1.0)
 
 
 def _canonical_norms(arrays: AttentionArrays) -> AttentionArrays:
-    """Move all scale to the queries' norm: the keys' scales become ±1, of a rotating pair their geometric mean."""
+    """Move the scale of the keys' norm to the queries' norm; a rotating pair moves its geometric mean."""
     if arrays.q_norm is None or arrays.k_norm is None or basis_gauge(arrays, "query-key") == "fixed":
         return arrays
     factor = np.abs(arrays.k_norm)

@@ -1,14 +1,14 @@
-r"""Count the free mixtures of a head's channels in layers of any size, along the directions of the gauge orbit alone.
+r"""Count the free mixtures of a head's channels in layers of any size, along the gauge orbit only.
 
-A small mixture of the channels, $W_V \to W_V (1 + \epsilon A)$, moves the output by
+A small mixture of the channels, $W_V \to W_V (1 + \epsilon A)$, changes the output by
 
 $$\epsilon \sum_{ab} A_{ab} \sum_r \delta^r_{tb} P^r_{tab}\, W^r_{O,bl}, \qquad
   P^r_{tab} = \sum_j a^r_{tj} s_{jb}\, v_{ja}.$$
 
-The output projection may change in any way to undo it: what is left is at right angles to all changes
-$\sum_{ra} X^r_{ta}\, dW^r_{O,al}$, where $X^r_{ta} = \delta^r_{ta} P^r_{taa}$ is the head's gated output. It is 0
-without gates between the two, or with gates that are constant, however they differ. With gates that move with the
-token, the singular values say how well the data tell channels apart.
+The output projection may compensate by any change $\sum_{ra} X^r_{ta}\, dW^r_{O,al}$, where
+$X^r_{ta} = \delta^r_{ta} P^r_{taa}$ is the head's gated output; the remainder is orthogonal to all of these. It is 0
+without a gate between the two projections, or with constant gates. With gates that depend on the token, the singular
+values measure how well the data distinguish channels.
 
 Shapes: `N` positions, `R` heads of a group, `h` channels, `d` model width, `q` features that the group can reach.
 """
@@ -32,18 +32,18 @@ _FEWEST_POSITIONS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChannelGauge:
-    """Which mixtures of each head's channels no output shows, and how well the others are told."""
+    """The mixtures of each head's channels that change no output, and the sensitivity to the others."""
 
     layer: str
-    """The layer's name in its model; empty for a layer alone."""
+    """Name of the layer in the model; empty for a single layer."""
     gate: str
     free: tuple[int, ...]
-    """For each key/value group, how many of the h² mixtures the output projection can undo."""
+    """For each key/value group, the number of the h² mixtures that the output projection can undo."""
     predicted: int | None
-    """The theory's number for every group: h² or h; None where it is silent."""
+    """The theoretical number for every group: h² or h; None without a prediction."""
     singular_values: Floats
-    """(G, h²), falling: change of the output that W_O cannot undo, for a unit change of W_V, relative to the largest
-    change that a unit change of W_O causes."""
+    """(G, h²), descending: change of the output that W_O cannot undo, for a unit change of W_V, relative to the largest
+    change by a unit change of W_O."""
 
 
 def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
@@ -54,11 +54,11 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
     Args:
         layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
         x: (..., T, d); outputs are taken at (R + 2) h positions, at least 64, evenly spread.
-        name: Of the layer in its model.
+        name: Name of the layer in the model.
 
     Raises:
         InputError: `layer` has a gate that reads values or attention outputs, which would have to follow the change of
-            basis; or `x` has fewer than (R + 1) h positions, at which the output projection can undo anything.
+            basis; or `x` has fewer than (R + 1) h positions, so that the output projection can undo every change.
     """
     arrays, inputs = as_layer_arrays(layer), as_float64(x)
     shape = arrays.shape
@@ -71,7 +71,8 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
         raise InputError("x", expected=f"an input of at least (R + 1) h = {needed} positions in all", got=positions)
     parts = decompose(arrays, inputs)
     number = min(max((size + 2) * shape.head_dim, _FEWEST_POSITIONS), positions)
-    chosen = _evenly_spaced_positions(inputs.shape[:2], number)
+    spread: Any = np.linspace(0, positions - 1, number)
+    chosen: Any = np.unravel_index(np.unique(spread.round().astype(int)), inputs.shape[:2])
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)
@@ -89,12 +90,12 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
 
 
 def positions_needed(shape: HeadShape) -> int:
-    """Return the fewest positions at which a mixture of channels can be told from a change of W_O: (R + 1) h."""
+    """Return the minimum number of positions that distinguish a mixture of channels from a change of W_O: (R + 1) h."""
     return (shape.num_heads // shape.num_kv_heads + 1) * shape.head_dim
 
 
 def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
-    """Count the free directions of every attention layer of a model, on the inputs that it has for these tokens.
+    """Count the free directions of every attention layer of a model, on its own inputs for these tokens.
 
     Args:
         model: A PyTorch model of `GatedAttention` layers, such as `TransformerLM` or `VisionTransformer`.
@@ -105,14 +106,8 @@ def model_gauge(model: Any, tokens: Any) -> list[ChannelGauge]:
     return [channel_gauge(arrays, x, name=name) for name, arrays, x in attention_inputs(model, tokens)]
 
 
-def _evenly_spaced_positions(shape: tuple[int, ...], number: int) -> Any:
-    """Return the indices of the positions, one array for each axis."""
-    places = np.unique(np.linspace(0, int(np.prod(shape)) - 1, number).round().astype(int))
-    return np.unravel_index(places, shape)
-
-
 def _changes_left(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) -> tuple[Floats, float]:
-    """Return what W_O cannot undo of the change for each entry of A, (q, N, h, h), and the largest change by W_O."""
+    """Return the part of the change by each entry of A that W_O cannot undo, (q, N, h, h), and the largest by W_O."""
     weights = parts.token_weights[:, own][chosen[0], :, chosen[1]]
     values = parts.linear_experts[:, own.start][chosen[0]]
     width = values.shape[-1]
@@ -124,13 +119,13 @@ def _changes_left(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) ->
     heads = np.einsum("nraa->nra", change).reshape(len(change), -1)
     outward: Any = W_O.reshape(-1, W_O.shape[-1]).T
     if parts.outside_gate is None:
-        # The change lies in the span of W_O: an orthogonal basis of the span has fewer features and the same lengths.
+        # The change lies in the span of W_O: an orthonormal basis of the span has fewer features and the same norms.
         outward, outside = np.linalg.qr(outward, mode="r"), np.ones((1, len(change)))
     else:
         outside = parts.outside_gate[chosen].T
     moved = np.einsum("nrab,qrb->qnab", change, outward.reshape(len(outward), -1, width), optimize=True)
     moved = (moved * outside[:, :, None, None]).reshape(*moved.shape[:2], -1)
-    # Each feature has a column of W_O of its own, which adds any combination of the head's channels to it.
+    # Each feature has its own column of W_O, which adds any combination of the head's channels.
     basis, sizes, _ = np.linalg.svd(outside[:, :, None] * heads, full_matrices=False)
     basis = basis * (sizes > FREE_BELOW * sizes[:, :1])[:, None, :]
     left = moved - basis @ (np.swapaxes(basis, 1, 2) @ moved)
@@ -138,13 +133,13 @@ def _changes_left(parts: Decomposition, own: slice, W_O: Floats, chosen: Any) ->
 
 
 def _to_unit(W_V: Floats) -> Floats:
-    """Return the map (h, h) after which mixtures A move W_V by unit, orthogonal amounts."""
+    """Return the map (h, h) after which the entries of A change W_V by orthonormal amounts."""
     sizes, turn = np.linalg.eigh(W_V.T @ W_V)
     seen = sizes > FREE_BELOW * sizes[-1]
     return turn * np.where(seen, 1 / np.sqrt(np.where(seen, sizes, 1.0)), 0.0)
 
 
 def _singular_values(matrix: Floats) -> Floats:
-    """Return the singular values (columns,), falling, with zeros where there are fewer rows."""
+    """Return the singular values (columns,), descending, padded with zeros if there are fewer rows."""
     found = np.linalg.svd(np.linalg.qr(matrix, mode="r"), compute_uv=False)
     return np.concatenate([found, np.zeros(matrix.shape[1] - len(found))])

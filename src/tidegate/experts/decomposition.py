@@ -1,11 +1,11 @@
-r"""Attention as a hierarchical mixture of experts, exactly: heads, channels, tokens, and an expert at each leaf.
+r"""Decompose attention exactly into a hierarchical mixture of experts over heads, channels and tokens.
 
 $$Y_{il} = \gamma_{il} \Big( \sum_h \pi_h \sum_c \omega_{hcl}\, \delta_{ihc} \sum_j a^h_{ij}\, s_{jhc}\, e_{hc}(x_j)
    + b_l \Big), \qquad e_{hc}(x) = x \cdot w_{hc}$$
 
-A sink is one more expert of each head, which always says 0: its weight and those of the tokens sum to 1.
+A sink is an additional expert of each head with output 0: its weight and those of the tokens sum to 1.
 
-Shapes: `H` heads, `T` attending and `S` attended positions, `h` channels of a head, `d` model width.
+Shapes: `H` heads, `T` query and `S` key positions, `h` channels of a head, `d` model width.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ ExpertKind: TypeAlias = Literal["linear", "gated"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Decomposition:
-    """A layer's output on one input, taken apart; arrays of NumPy in float64. A gate that is not there is None."""
+    """The decomposition of a layer's output on one input, in NumPy float64; absent gates are None."""
 
     form: Form
     expert_kind: ExpertKind
-    """`gated` if a gate stands between the value and the output projection, `linear` otherwise."""
+    """`gated` with a gate between value and output projection, `linear` otherwise."""
     head_weights: Floats
     """(H, 1): 1/H each; in the convex form (H, d), probabilities over the heads for each output feature."""
     channel_weights: Floats
     """(H, h, d): H times the output projection; in the convex form probabilities over each head's channels."""
     expert_scale: Floats | None
-    """(H, h, d): what the convex form multiplies the experts by, sign included; None in the signed form."""
+    """(H, h, d): signed factor of the experts in the convex form; None in the signed form."""
     token_weights: Floats
-    """(..., H, T, S): softmax; a row that may see nothing is 0."""
+    """(..., H, T, S): softmax; fully masked rows are 0."""
     sink_weights: Floats | None
-    """(..., H, T): of the expert that says 0, what a sink leaves the tokens to sum to 1 with."""
+    """(..., H, T): weight of the sink."""
     linear_experts: Floats
-    """(..., H, S, h): each channel's linear map of each attended position."""
+    """(..., H, S, h): each channel's linear map of each key position."""
     source_gate: Floats | None
-    """(..., H, S, h or 1): of the attended position, inside the expert."""
+    """(..., H, S, h or 1): value gate at the key position, inside the expert."""
     source_shift: Floats | None
-    """(..., H, S, h or 1): what a value gate of the op `add` adds."""
+    """(..., H, S, h or 1): addend of a value gate with the op `add`."""
     destination_gate: Floats | None
-    """(..., H, T, h or 1): of the attending position; part of the expert or of the channel weight, as one likes."""
+    """(..., H, T, h or 1): output gate at the query position; part of the expert or of the channel weight."""
     destination_shift: Floats | None
-    """(..., H, T, h or 1): what an output gate of the op `add` adds."""
+    """(..., H, T, h or 1): addend of an output gate with the op `add`."""
     outside_gate: Floats | None
-    """(..., T, d): outside the mixture."""
+    """(..., T, d): dense gate, outside the mixture."""
     outside_shift: Floats | None
-    """(..., T, d): what a dense gate of the op `add` adds."""
+    """(..., T, d): addend of a dense gate with the op `add`."""
     bias: Floats | None
-    """(d,): of the output projection, inside an outside gate."""
+    """(d,): bias of the output projection, inside the dense gate."""
 
     def experts(self) -> Floats:
-        """Build every expert with its gates, (..., H, T, S, h): a large tensor, to look at rather than compute with.
+        """Return every expert with its gates, (..., H, T, S, h), a large tensor for inspection.
 
-        What an output gate of the op `add` adds stands beside the experts, in `destination_shift`.
+        The addend of an output gate with the op `add` is not included; it is in `destination_shift`.
         """
         per_source = self._source_experts()[..., None, :, :]
         if self.destination_gate is None:
@@ -73,25 +73,21 @@ class Decomposition:
         return per_source * self.destination_gate[..., :, None, :]
 
     def reconstruct(self) -> Floats:
-        """Compute the layer's output (..., T, d) from the parts alone."""
+        """Compute the layer's output (..., T, d) from the parts."""
         channels = self.token_weights @ self._source_experts()
-        channels = channels if self.destination_gate is None else channels * self.destination_gate
-        channels = channels if self.destination_shift is None else channels + self.destination_shift
+        channels = _scale_and_shift(channels, self.destination_gate, self.destination_shift)
         mixing = self.head_weights[:, None, :] * self.channel_weights
         mixing = mixing if self.expert_scale is None else mixing * self.expert_scale
         output = np.einsum("...htc,hcl->...tl", channels, mixing)
         output = output if self.bias is None else output + self.bias
-        output = output if self.outside_gate is None else output * self.outside_gate
-        return output if self.outside_shift is None else output + self.outside_shift
+        return _scale_and_shift(output, self.outside_gate, self.outside_shift)
 
     def max_error(self, output: Any) -> float:
         """Return the largest distance between the reconstruction and an output of the layer."""
         return float(np.max(np.abs(self.reconstruct() - as_float64(output))))
 
     def _source_experts(self) -> Floats:
-        experts = self.linear_experts
-        experts = experts if self.source_gate is None else experts * self.source_gate
-        return experts if self.source_shift is None else experts + self.source_shift
+        return _scale_and_shift(self.linear_experts, self.source_gate, self.source_shift)
 
 
 def decompose(
@@ -108,13 +104,13 @@ def decompose(
     Args:
         layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
         x: (..., T, d).
-        form: `signed` has channel weights of either sign; `convex` has probabilities, and signs in the experts.
+        form: `signed` has signed channel weights; `convex` has probabilities, with the signs in the experts.
         mask: Bool, broadcasts to (..., H, T, S); True marks a key the query may attend to.
         context: (..., S, d) for cross-attention.
         positions: For the rotary embedding; None counts from 0.
 
     Raises:
-        InputError: `layer` has a gate that replaces what it gates, which is no factor of an expert.
+        InputError: `layer` has a gate with the op `replace`, which is not a factor of an expert.
     """
     require_choice("form", form, get_args(Form))
     arrays = as_layer_arrays(layer)
@@ -123,10 +119,14 @@ def decompose(
     attended = None if context is None else as_float64(context)
     trace = arrays.trace(as_float64(x), context=attended, mask=allowed, positions=steps)
     num_heads = arrays.shape.num_heads
-    source = _gate_parts(arrays, "value", trace.sources)
+    source_gate, source_shift = (
+        None if part is None else repeat_heads(part, num_heads) for part in _gate_parts(arrays, "value", trace.sources)
+    )
     kept, _ = _gate_parts(arrays, "partition", trace.sources)
-    destination = _gate_parts(arrays, "output", trace.sources)
-    outside = _gate_parts(arrays, "dense", trace.sources)
+    destination_gate, destination_shift = _gate_parts(arrays, "output", trace.sources)
+    outside_gate, outside_shift = (
+        None if part is None else part[..., 0, :, :] for part in _gate_parts(arrays, "dense", trace.sources)
+    )
     weights, channels, scale = _mixing_weights(np.asarray(arrays.W_O), form)
     return Decomposition(
         form=form,
@@ -137,21 +137,21 @@ def decompose(
         token_weights=trace.weights if kept is None else trace.weights * kept,
         sink_weights=None if kept is None else 1 - kept[..., 0],
         linear_experts=repeat_heads(trace.sources.value, num_heads),
-        source_gate=None if source[0] is None else repeat_heads(source[0], num_heads),
-        source_shift=None if source[1] is None else repeat_heads(source[1], num_heads),
-        destination_gate=destination[0],
-        destination_shift=destination[1],
-        outside_gate=None if outside[0] is None else outside[0][..., 0, :, :],
-        outside_shift=None if outside[1] is None else outside[1][..., 0, :, :],
+        source_gate=source_gate,
+        source_shift=source_shift,
+        destination_gate=destination_gate,
+        destination_shift=destination_shift,
+        outside_gate=outside_gate,
+        outside_shift=outside_shift,
         bias=arrays.b_O,
     )
 
 
 def with_input_gates(layer: Layer) -> AttentionArrays:
-    r"""Rewrite every gate that reads the query as one that reads the input, $\theta = W_Q w_g$; the same function.
+    r"""Rewrite every gate that reads the query as one that reads the input, $\theta = W_Q w_g$, with the same function.
 
-    `bma-query` becomes `g1` and `bma` becomes `g2`, both with matrices of rank at most h for each head that is read.
-    A query bias becomes a bias of the gate.
+    `bma-query` becomes `g1` and `bma` becomes `g2`, with matrices of rank at most h per head. A query bias becomes a
+    bias of the gate.
 
     Raises:
         InputError: A gate that reads the query has a rank or a width, or heads share it.
@@ -164,7 +164,7 @@ def with_input_gates(layer: Layer) -> AttentionArrays:
             gates.append(gate)
             continue
         if gate.rank is not None or gate.width is not None or gate.share != "head":
-            expected = "a layer whose gates that read the query have a whole matrix for each head"
+            expected = "a layer whose query-reading gates have a full matrix for each head"
             hint = "Leave rank and width at None and share at 'head'."
             raise InputError("layer", expected=expected, got=str(gate), hint=hint)
         gates.append(replace(gate, reads="input", bias=0.0 if arrays.b_Q is not None else gate.bias))
@@ -185,7 +185,7 @@ def _input_parameters(arrays: AttentionArrays, gate: Gate) -> dict[str, Floats]:
 
 
 def _gate_parts(arrays: AttentionArrays, path: GatePath, sources: GateSources) -> tuple[Floats | None, Floats | None]:
-    """What the gate at a path multiplies by and what it adds, (..., heads, positions, width)."""
+    """Return the factor and the addend of the gate at a path, (..., heads, positions, width)."""
     gate = arrays.gates.at(path)
     if gate is None:
         return None, None
@@ -196,8 +196,13 @@ def _gate_parts(arrays: AttentionArrays, path: GatePath, sources: GateSources) -
     return (values, None) if gate.op == "multiply" else (None, values)
 
 
+def _scale_and_shift(array: Floats, factor: Floats | None, addend: Floats | None) -> Floats:
+    array = array if factor is None else array * factor
+    return array if addend is None else array + addend
+
+
 def _mixing_weights(W_O: Floats, form: Form) -> tuple[Floats, Floats, Floats | None]:
-    """Head weights, channel weights and the experts' scale; a feature that no channel reaches has equal weights."""
+    """Return head weights, channel weights and scale of the experts; a feature with zero weights gets uniform ones."""
     num_heads, width, _ = W_O.shape
     if form == "signed":
         return np.full((num_heads, 1), 1 / num_heads), num_heads * W_O, None

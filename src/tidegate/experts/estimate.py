@@ -1,4 +1,4 @@
-"""Experiments on sample size: draw data from known experts, fit from several starts, and measure every error."""
+"""Run experiments on sample size: draw data from known experts, fit from several starts, and measure the errors."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from tidegate.experts.models import Design, ExpertModel, ExpertTruth, Placement,
 from tidegate.experts.voronoi import Atoms, LossKind, voronoi_loss
 
 METRICS = ("expert", "covered", "over", "total", "regression", "scores")
-"""Errors that every fit is measured by: of the merged experts, of gates in covered and in over-full cells, all three
-together, of the regression function, and of the score matrix."""
+"""Errors of a fit: of the merged experts, of gates in cells with one and with several atoms, the sum of these three, of
+the regression function, and of the score matrix."""
 
 _INDISTINGUISHABLE = 0.1
-"""Objectives (2 log-likelihood) closer than this count as equal fits."""
+"""Fits whose objectives (2 log-likelihood) differ by less are equally good."""
 _NEAR_GATES = 0.2
 _VALLEY_PATIENCE = 5
-"""Surplus experts make valleys in which a fit may pause."""
+"""With surplus experts a fit can pause in flat valleys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExpertExperiment:
     """Fit k experts to data from k_star, at several sample sizes.
 
-    Starts lie at the truth plus normal noise of deviation `radius`, at every n alike: a start that came nearer with n,
-    or lay at the truth, would make up a rate where there is none.
+    Starts are the truth plus normal noise of standard deviation `radius`, the same at every n: starts that approached
+    the truth with n would show a rate where there is none.
     """
 
     placement: Placement
-    """Where the gate stands, in truth and in the fit."""
+    """Placement of the gate in the true and the fitted model."""
     k: int = 2
-    """Experts that are fitted."""
+    """Number of fitted experts."""
     k_star: int = 2
-    """Experts that there are."""
+    """Number of true experts."""
     truth: ExpertTruth | None = None
-    """None takes `default_truth`."""
+    """None for `default_truth`."""
     design: Design = field(default_factory=default_design)
     noise: float = 0.3
     """Standard deviation of the noise."""
@@ -57,7 +57,7 @@ class ExpertExperiment:
         if self.k < self.k_star:
             raise InputError("k", expected=f"at least k_star, which is {self.k_star}", got=self.k)
         if self.starts < 2:
-            raise InputError("starts", expected="at least 2, to have a spread", got=self.starts)
+            raise InputError("starts", expected="at least 2, to measure a spread", got=self.starts)
         for name in ("noise", "radius"):
             if not (value := getattr(self, name)) > 0:
                 raise InputError(name, expected="positive", got=value)
@@ -71,17 +71,17 @@ class ExpertExperiment:
 
     @property
     def model(self) -> ExpertModel:
-        """What is fitted."""
+        """Return the fitted model."""
         return ExpertModel(placement=self.placement, k=self.k, width=self.design.points.shape[-1])
 
     @property
     def true_model(self) -> ExpertModel:
-        """What the data come from."""
+        """Return the model of the data."""
         return ExpertModel(placement=self.placement, k=self.k_star, width=self.design.points.shape[-1])
 
     @property
     def true_parameters(self) -> ExpertTruth:
-        """The truth, given or default."""
+        """Return the given or default truth."""
         return default_truth(self.placement) if self.truth is None else self.truth
 
     def _check_truth(self, truth: ExpertTruth) -> None:
@@ -96,7 +96,7 @@ class ExpertExperiment:
         values = np.linalg.svd(jacobian[0], compute_uv=False)
         rank = int(np.sum(values > 1e-10 * values[0]))
         if rank < model.rank:
-            expected = f"a design that determines {model.rank} directions of the parameters at the truth"
+            expected = f"a design that identifies {model.rank} directions of the parameters at the truth"
             raise InputError("design", expected=expected, got=rank, hint="Add different sequences, or move the truth.")
 
     def _warn_of_gates(self, truth: ExpertTruth) -> None:
@@ -104,8 +104,8 @@ class ExpertExperiment:
         nearest = float(np.min(distances[~np.eye(self.k_star, dtype=bool)], initial=np.inf))
         if nearest < _NEAR_GATES:
             warnings.warn(
-                f"Two true gates are {nearest:.3g} apart: they hardly tell their experts apart, and the errors stay "
-                "large up to very large n.",
+                f"Two true gates are at a distance of {nearest:.3g}: they hardly distinguish their experts, and the "
+                "errors stay large up to very large n.",
                 stacklevel=4,
             )
         smallest = float(np.min(np.linalg.norm(truth.gate, axis=-1)))
@@ -120,7 +120,7 @@ class ExpertExperiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RateData:
-    """What an experiment measured, of the best start of each replicate."""
+    """Measurements of an experiment for the best start of each replicate."""
 
     experiment: ExpertExperiment
     ns: tuple[int, ...]
@@ -129,10 +129,9 @@ class RateData:
     converged: Any
     """(sizes, replicates, starts) bool"""
     start_spread: dict[str, Floats]
-    """Of `expert`, `regression` and `scores`, (sizes, replicates): largest distance from the best fit among the starts
-    that the data cannot tell from it; nan where no second start came as far."""
+    """(sizes, replicates) by metric: largest distance of an equally good fit from the best; nan if there is none."""
     start_error: Floats
-    """(sizes, replicates): expert error of the start that won: what an unidentified model reports."""
+    """(sizes, replicates): expert error of the winning start before fitting."""
 
 
 def run_experiment(
@@ -143,14 +142,14 @@ def run_experiment(
     max_steps: int = 400,
     progress: Callable[[int, int], None] | None = None,
 ) -> RateData:
-    """Draw, fit and measure, one sample size after another.
+    """Draw data, fit and measure at every sample size.
 
     Args:
-        experiment: What is drawn and fitted.
-        loss: Of the experts, a kind of `voronoi_loss`.
-        tolerance: Of the fits; see `fit_batch`.
-        max_steps: Of a fit.
-        progress: Called with the sizes done and their number.
+        experiment: The experiment.
+        loss: Kind of `voronoi_loss` for the experts.
+        tolerance: Tolerance of the fits; see `fit_batch`.
+        max_steps: Maximum steps of a fit.
+        progress: Called with the number of finished sizes and the number of all sizes.
     """
     rows: list[dict[str, Any]] = []
     for index, n in enumerate(experiment.ns):
@@ -185,7 +184,7 @@ def run_experiment(
 
 
 def draw_cells(experiment: ExpertExperiment, n: int, rng: np.random.Generator) -> CellData:
-    """Draw each replicate's share and mean of samples at each design point, exactly; the cost does not grow with n."""
+    """Draw each replicate's share and mean of samples at each design point; the cost does not grow with n."""
     num_points = len(experiment.design.points)
     truth = experiment.true_model.value(experiment.true_parameters.vector()[None], experiment.design)
     counts = rng.multinomial(n, np.full(num_points, 1 / num_points), size=experiment.replicates)
@@ -195,14 +194,14 @@ def draw_cells(experiment: ExpertExperiment, n: int, rng: np.random.Generator) -
 
 
 def _starts(experiment: ExpertExperiment, rng: np.random.Generator) -> Floats:
-    """(replicates · starts, P): the truth with its surplus experts split off, and noise."""
+    """Return starts (replicates · starts, P): the truth with surplus experts split off, plus noise."""
     total = experiment.replicates * experiment.starts
-    centres = np.stack([_split_truth(experiment, rng) for _ in range(total)])
-    return centres + experiment.radius * rng.standard_normal(centres.shape)
+    centers = np.stack([_split_truth(experiment, rng) for _ in range(total)])
+    return centers + experiment.radius * rng.standard_normal(centers.shape)
 
 
 def _split_truth(experiment: ExpertExperiment, rng: np.random.Generator) -> Floats:
-    """The truth as k experts: each one beyond k_star shares the mass and the gate of a true one."""
+    """Return the truth as k experts: each surplus expert shares the mass and the gate of a true one."""
     truth = experiment.true_parameters
     owners = np.concatenate(
         [np.arange(experiment.k_star), rng.integers(experiment.k_star, size=experiment.k - experiment.k_star)]
@@ -213,7 +212,7 @@ def _split_truth(experiment: ExpertExperiment, rng: np.random.Generator) -> Floa
 
 
 def _measure(experiment: ExpertExperiment, fits: Fits, starts: Floats, loss: LossKind) -> dict[str, Any]:
-    """Measure every error of each replicate's best fit, and its distance to fits that the data cannot tell from it."""
+    """Measure the errors of each replicate's best fit, and its distance from equally good fits."""
     shape = (experiment.replicates, experiment.starts)
     objective = fits.objective.reshape(shape)
     best = np.argmin(objective, axis=1)
@@ -245,12 +244,12 @@ def _measure(experiment: ExpertExperiment, fits: Fits, starts: Floats, loss: Los
 
 
 def _from_best(found: Floats, chosen: Any) -> Floats:
-    """Every fit's difference from the best of its replicate, (replicates · starts, ...)."""
+    """Return the difference of every fit from the best of its replicate, (replicates · starts, ...)."""
     return found - np.repeat(found[chosen], len(found) // len(chosen), axis=0)
 
 
 def _largest(distance: Floats, equal: Any) -> Floats:
-    """Over the starts that are equal to the best, itself included; nan where it stands alone."""
+    """Return the largest distance over the equally good fits; nan if there is only the best."""
     return np.where(equal.sum(axis=1) > 1, np.max(np.where(equal, distance, 0.0), axis=1), np.nan)
 
 

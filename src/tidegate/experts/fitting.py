@@ -1,7 +1,7 @@
-r"""Many least-squares fits at once: Levenberg–Marquardt in float64, each fit with a damping of its own.
+r"""Fit many least-squares problems at once: Levenberg–Marquardt in float64 with separate damping for each fit.
 
-The objective is in units of twice the log-likelihood, $n \sum_m w_m (\bar y_m - f_m)^2 / \sigma^2$, and so is the
-tolerance: a step that gains less than a small number is below what the data can tell at any n.
+Objective and tolerance are in units of twice the log-likelihood, $n \sum_m w_m (\bar y_m - f_m)^2 / \sigma^2$: a step
+that gains much less than 1 is below the resolution of the data at any n.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ _LEAST_DAMPING = 1e-9
 _MOST_DAMPING = 1e12
 _RELAX, _TIGHTEN = 0.1, 5.0
 _BLOCK = 32
-"""Fits taken at once, so that their Jacobians stay in the processor's cache."""
+"""Fits per block, so that their Jacobians fit into the CPU cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CellData:
-    """Samples on a design of finite support, reduced without loss: each point's share of them and their mean."""
+    """Sufficient statistics of samples on a design of finite support: share and mean at each point."""
 
     means: Floats
-    """(b, M); a point without samples may hold any finite number"""
+    """(b, M); any finite number at points without samples"""
     weights: Floats
     """(b, M): share of the samples at each point"""
     precision: Floats
-    """(b,): number of samples over the noise's variance"""
+    """(b,): number of samples over the variance of the noise"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fits:
-    """Where each fit ended."""
+    """Results of the fits."""
 
     parameters: Floats
     """(b, P)"""
     objective: Floats
     """(b,): in units of twice the log-likelihood"""
     converged: Any
-    """(b,) bool: ended by the tolerance, not by the number of steps"""
+    """(b,) bool: ended by the tolerance, not by the step limit"""
     steps: Any
-    """(b,): how many steps were tried"""
+    """(b,): number of trial steps"""
 
 
 def fit_batch(
@@ -62,17 +62,17 @@ def fit_batch(
     """Fit each row of the data from its own start.
 
     Args:
-        model: What is fitted.
+        model: The fitted model.
         design: Points of the data.
-        data: Shares and means, a row for each fit.
+        data: Shares and means, one row per fit.
         starts: (b, P), float64.
-        tolerance: What a step must gain, by its own forecast too, to count.
-        patience: Steps in a row that gain less, after which a fit ends; a flat valley needs more.
-        max_steps: After which a fit ends without having converged.
-        free: (P,) bool, the parameters that may move; None moves them all.
+        tolerance: Minimum gain of a step, predicted or actual.
+        patience: Consecutive steps below the tolerance that end a fit; flat valleys need more.
+        max_steps: Maximum number of steps; a fit that reaches it has not converged.
+        free: (P,) bool, the parameters to fit; None for all.
     """
     if starts.dtype != np.float64:
-        raise TypeError(f"starts must be float64; got {starts.dtype}. Single precision would become the errors' floor.")
+        raise TypeError(f"starts must be float64; got {starts.dtype}. Single precision would limit the errors.")
     moving = np.ones(model.num_parameters, dtype=bool) if free is None else np.asarray(free, dtype=bool)
     state = _State(model, design, data, starts.copy(), moving)
     for _ in range(max_steps):
@@ -89,7 +89,7 @@ def fit_batch(
 
 
 class _State:
-    """All fits, between steps: where they are, and the quadratic model of the objective there."""
+    """The current parameters of all fits, with the quadratic model of the objective."""
 
     def __init__(self, model: ExpertModel, design: Design, data: CellData, parameters: Floats, moving: Any) -> None:
         self.model, self.design, self.data, self.moving = model, design, data, moving
@@ -100,10 +100,10 @@ class _State:
         self.objective, self.slope, self.curvature = self._quadratic(np.arange(len(parameters)), parameters)
 
     def step(self, active: Any, tolerance: float) -> None:
-        """One trial step of the active fits: taken where it lowers the objective, damped more where not."""
+        """Try one step of the active fits; accept it if the objective falls, otherwise increase the damping."""
         slope, curvature = self.slope[active], self.curvature[active]
         diagonal = np.einsum("bpp->bp", curvature)
-        # A direction that moves nothing is held by a unit weight.
+        # Unit damping fixes directions without curvature.
         hold = np.where(diagonal > 0, self.damping[active, None] * diagonal, 1.0)
         move = np.linalg.solve(curvature + hold[..., None] * np.eye(hold.shape[1]), slope[..., None])[..., 0]
         foreseen = np.sum(move * (slope + hold * move), axis=1)
@@ -122,7 +122,7 @@ class _State:
         self.steps[active] += 1
 
     def _quadratic(self, rows: Any, parameters: Floats) -> tuple[Floats, Floats, Floats]:
-        """Objective (b,), half its falling slope (b, P) and half its curvature (b, P, P), a few fits at a time."""
+        """Return the objective (b,), half its negative gradient (b, P) and half its Hessian (b, P, P)."""
         size = self.model.num_parameters
         objective, slope = np.empty(len(rows)), np.empty((len(rows), size))
         curvature = np.empty((len(rows), size, size))

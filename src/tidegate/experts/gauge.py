@@ -1,4 +1,4 @@
-"""Count the directions in a layer's parameters that change nothing, by the rank of its Jacobian, beside the theory."""
+"""Count the directions in a layer's parameters that change no output by the rank of its Jacobian, and predict them."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from tidegate.tensors.layer import AttentionArrays
 from tidegate.tensors.rotary import Rotary
 
 FREE_BELOW = 1e-11
-"""A direction whose singular value is at most this share of the largest is free: above rounding, below soft ones."""
+"""Directions with a smaller singular value relative to the largest are free: above rounding error, below soft ones."""
 _CLEAR_GAP = 100.0
 _MARGIN = 1.5
-"""Outputs for each parameter that the table asks for."""
+"""Outputs per parameter in the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GaugeReport:
-    """Rank and nullity of a layer's Jacobian, and what the theory says."""
+    """Rank and nullity of a layer's Jacobian, measured and predicted."""
 
     num_parameters: int
     rank: int
     nullity: int
-    """Directions in which no output changes."""
+    """Number of directions that change no output."""
     value_block_nullity: int
-    """Those among value and output projections, their biases, and the gates that read values or outputs."""
+    """Nullity within value and output projections, their biases, and gates that read values or outputs."""
     predicted: int | None
-    """The theory's nullity; None if `unpredicted` says why there is none."""
+    """Predicted nullity; None without a prediction, for the reason in `unpredicted`."""
     predicted_value_block: int | None
     soft: int | None
-    """Predicted directions beyond the nullity that only the epsilon of query and key norms determines."""
+    """Predicted further directions that are determined only by the epsilon of query and key norms."""
     unpredicted: str | None
     singular_gap: float
-    """Smallest singular value that counts over the largest that does not; infinite if all count."""
+    """Ratio of the smallest nonzero singular value to the largest zero one; infinite if all are nonzero."""
     singular_values: Floats
-    """Of the whole layer, falling."""
+    """Singular values of the whole layer, descending."""
 
     @property
     def agrees(self) -> bool:
-        """Whether theory and measurement are the same, for the layer and its value block; False without a theory."""
+        """Return whether prediction and measurement are equal for layer and value block; False without a prediction."""
         found = (self.nullity, self.value_block_nullity)
         return found == (self.predicted, self.predicted_value_block)
 
@@ -62,11 +62,11 @@ class GaugeRow:
 
 
 def gauge_report(layer: Layer, x: Any) -> GaugeReport:
-    """Measure the rank of the exact Jacobian of all outputs by all parameters, in float64; PyTorch differentiates.
+    """Measure the rank of the exact Jacobian of all outputs by all parameters, in float64 with PyTorch.
 
-    The input must be rich enough to tell parameters apart: generic, several sequences, more outputs than parameters,
-    and with a rotary embedding more positions than rotating pairs. The cost grows with the cube of the number of
-    parameters. A warning says if the singular values have no clear gap.
+    The input must be generic, with several sequences, more outputs than parameters and, with a rotary embedding, more
+    positions than rotating pairs. The cost grows with the cube of the number of parameters. A warning is issued if the
+    singular values have no clear gap.
 
     Args:
         layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
@@ -79,7 +79,7 @@ def gauge_report(layer: Layer, x: Any) -> GaugeReport:
     entries: dict[str, Any] = {name: np.arange(array.size) for name, array in arrays.parameters().items()}
     num_parameters = sum(map(len, entries.values()))
     if inputs.size < num_parameters:
-        expected = f"an input of at least as many outputs as there are parameters, {num_parameters}"
+        expected = f"an input with at least as many outputs as parameters, {num_parameters}"
         raise InputError("x", expected=expected, got=inputs.size, hint="Add sequences or positions.")
     jacobian = layer_jacobian(arrays, inputs, entries)
     columns = np.concatenate(list(jacobian.values()), axis=1)
@@ -144,7 +144,7 @@ def random_layer(
     qk_norm: bool = False,
     causal: bool = True,
 ) -> AttentionArrays:
-    """Draw a layer at generic parameters: scores and gate logits of order 1, nothing at its starting value."""
+    """Draw a layer at generic parameters, with scores and gate logits of order 1."""
     gates = Gates.parse(gate)
     d, h, H, G = shape.d_model, shape.head_dim, shape.num_heads, shape.num_kv_heads
 

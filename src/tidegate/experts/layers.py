@@ -1,4 +1,4 @@
-"""Layers of any framework as NumPy arrays in float64: what the mathematics of this package works on."""
+"""Convert layers of any framework to NumPy arrays in float64."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Layer: TypeAlias = Any
 """An attention layer with a method `arrays()`, or its `AttentionArrays`."""
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
-"""Real numbers, float64 unless something else is said."""
+"""Real numbers, float64 unless otherwise noted."""
 
 
 def as_layer_arrays(layer: Layer) -> AttentionArrays:
-    """Return the layer as `AttentionArrays` of NumPy float64, whatever framework and dtype it comes from.
+    """Return a layer of any framework and dtype as `AttentionArrays` of NumPy float64.
 
     Args:
         layer: `AttentionArrays`, or anything whose `arrays()` returns them, such as `tidegate.torch.GatedAttention`.
@@ -34,8 +34,8 @@ def as_layer_arrays(layer: Layer) -> AttentionArrays:
 
 
 def as_float64(array: Any) -> Floats:
-    """Return any array of NumPy, JAX or PyTorch as NumPy float64."""
+    """Return an array of NumPy, JAX or PyTorch as NumPy float64."""
     if hasattr(array, "detach"):
-        # NumPy has no bfloat16, so PyTorch widens before it hands over.
+        # NumPy has no bfloat16, so PyTorch converts first.
         array = array.detach().cpu().double()
     return np.asarray(array, dtype=np.float64)

@@ -1,11 +1,12 @@
-r"""One entry of one attention head as a regression model, with its experts as parameters.
+r"""Model one entry of one attention head as a regression function with its experts as parameters.
 
-A sequence $x_1 \dots x_N$ is read at its last token $x$. With $q = B^\top x$ and $a_j \propto \exp(q \cdot x_j)$,
+The query is at the last token $x$ of a sequence $x_1 \dots x_N$. With $q = B^\top x$ and
+$a_j \propto \exp(q \cdot x_j)$,
 
 $$f(x_1 \dots x_N) = \sum_c \sum_j a_j\; u_c \cdot x_j \times \text{gate},$$
 
-where the placement of the gate says what it multiplies. The experts are the vectors $u_c$, value times output
-projection, so that the scaling between the two, which is never identified, is not in the model.
+where the placement determines what the gate multiplies. The experts are the vectors $u_c$, value times output
+projection; the scaling between the two is never identified and not in the model.
 
 Shapes: `b` fits at once, `M` design points, `N` tokens, `d` width, `k` experts, `P` parameters.
 """
@@ -24,8 +25,8 @@ from tidegate.experts.layers import Floats
 
 Placement: TypeAlias = Literal["none", "query", "key", "dense", "g1", "g2", "bma", "bma-query"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
-"""Where the gate stands: nowhere, on the query, the key or the result; or on each expert, read from the input (`g1` at
-the attending, `g2` at the attended token) or from the query (`bma-query` and `bma`)."""
+"""Placements of the gate: none; on the query, the key or the result; or on each expert, reading the input (`g1` at the
+query token, `g2` at the key token) or the query (`bma-query` and `bma`)."""
 
 _PER_EXPERT = ("g1", "g2", "bma", "bma-query")
 _AT_SOURCE = ("g2", "bma")
@@ -34,7 +35,7 @@ _AT_DESTINATION = ("g1", "bma-query")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Design:
-    """The sequences that can occur, each as likely as any other: a design of finite support."""
+    """A uniform distribution over finitely many sequences."""
 
     points: Floats
     """(M, N, d)"""
@@ -47,14 +48,14 @@ class Design:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExpertTruth:
-    """The parameters that the data come from."""
+    """The true parameters of the data."""
 
     scores: Floats
     """(d, d): B"""
     experts: Floats
     """(k, d): u"""
     gate: Floats
-    """What the placement asks for: (k, d) for a gate of each expert, (d, d) for query and key, (d,) for dense, (0,)."""
+    """(k, d) for a gate of each expert, (d, d) for query and key, (d,) for dense, (0,) for none."""
 
     def vector(self) -> Floats:
         """Flatten all parameters into one vector (P,)."""
@@ -63,7 +64,7 @@ class ExpertTruth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertModel:
-    """The regression function with k experts and a gate at one placement; P parameters in a row: B, u, gate."""
+    """The regression function with k experts and a gate at one placement; P parameters in the order B, u, gate."""
 
     placement: Placement
     k: int
@@ -75,12 +76,12 @@ class ExpertModel:
 
     @property
     def gated_experts(self) -> bool:
-        """Whether each expert has a gate of its own."""
+        """Return whether each expert has its own gate."""
         return self.placement in _PER_EXPERT
 
     @property
     def gate_shape(self) -> tuple[int, ...]:
-        """Shape of the gate's parameters."""
+        """Return the shape of the gate's parameters."""
         match self.placement:
             case "none":
                 return (0,)
@@ -93,12 +94,12 @@ class ExpertModel:
 
     @property
     def num_parameters(self) -> int:
-        """P."""
+        """Return P."""
         return self.width**2 + self.k * self.width + int(np.prod(self.gate_shape))
 
     @property
     def rank(self) -> int:
-        """Directions that the function depends on at generic parameters: experts without gates count as their sum."""
+        """Return the number of identified directions at generic parameters; ungated experts count as their sum."""
         return self.num_parameters - (0 if self.gated_experts else (self.k - 1) * self.width)
 
     def split(self, parameters: Floats) -> tuple[Floats, Floats, Floats]:
@@ -116,16 +117,15 @@ class ExpertModel:
         return _Pass(self, parameters, design).value
 
     def value_and_jacobian(self, parameters: Floats, design: Design) -> tuple[Floats, Floats]:
-        """Return the values (b, M) and their derivatives (b, P, M), which are written by hand."""
+        """Return the values (b, M) and their analytic derivatives (b, P, M)."""
         done = _Pass(self, parameters, design)
         return done.value, done.jacobian()
 
 
 class _Pass:
-    """One evaluation, with what its derivatives need.
+    """One evaluation, with the intermediate values for its derivatives.
 
-    Arrays have short axes of tokens, channels or experts in front of (b, M), so that each step is one sweep over
-    contiguous numbers.
+    The short axes of tokens, channels or experts precede (b, M), so that each operation runs over contiguous numbers.
     """
 
     def __init__(self, model: ExpertModel, parameters: Floats, design: Design) -> None:
@@ -133,7 +133,7 @@ class _Pass:
         self.tokens = np.ascontiguousarray(np.transpose(design.points, (1, 2, 0)))
         self.last = self.tokens[-1]
         self.B, self.u, self.gate = model.split(parameters)
-        # A gate that reads the query reads the input by B times its matrix.
+        # A gate that reads the query reads the input through B times its matrix.
         reads_query = model.placement in ("bma", "bma-query")
         self.theta = self.gate @ np.swapaxes(self.B, -1, -2) if reads_query else self.gate
         self.query = _combine(np.swapaxes(self.B, -1, -2), self.last)
@@ -157,7 +157,7 @@ class _Pass:
         return weights / np.sum(weights, axis=0)
 
     def _gated_leaves(self) -> Floats:
-        """Compute what each token contributes, (N, b, M)."""
+        """Compute each token's contribution, (N, b, M)."""
         placement = self.model.placement
         if placement in _AT_SOURCE:
             self.source_gate = expit(np.stack([_combine(self.theta, token) for token in self.tokens]))
@@ -208,7 +208,7 @@ class _Pass:
         return [self._by_scores(np.sum(gated, axis=0)), self._by_merged_experts(), by_gate]
 
     def _gated_parts(self, to_query: Floats) -> list[Floats]:
-        """Differentiate by scores, experts and gate, for placements with a gate of each expert."""
+        """Differentiate by scores, experts and gate, for placements with a gate per expert."""
         if self.model.placement in _AT_SOURCE:
             weighted = self.weights[:, None] * self.source_gate
             slope = weighted * (1 - self.source_gate) * self.source_experts
@@ -228,12 +228,12 @@ class _Pass:
 
 
 def _combine(matrices: Floats, vectors: Floats) -> Floats:
-    """Each fit's matrix (b, m, d) on the design's vectors (d, M): (m, b, M)."""
+    """Apply each fit's matrix (b, m, d) to the design's vectors (d, M), giving (m, b, M)."""
     return np.swapaxes(matrices @ vectors, 0, 1)
 
 
 def _mix(matrices: Floats, amounts: Floats) -> Floats:
-    """Rows of each fit's matrix (b, m, d) in the amounts (m, b, M): (d, b, M)."""
+    """Combine the rows of each fit's matrix (b, m, d) by weights (m, b, M), giving (d, b, M)."""
     rows = range(matrices.shape[1])
     return np.stack(
         [_dot([matrices[:, row, column, None] for row in rows], amounts) for column in range(matrices.shape[2])]
@@ -241,12 +241,12 @@ def _mix(matrices: Floats, amounts: Floats) -> Floats:
 
 
 def _average(weights: Floats, tokens: Floats) -> Floats:
-    """Sum over tokens of weights (N, b, M) times tokens (N, d, M): (d, b, M)."""
+    """Sum weights (N, b, M) times tokens (N, d, M) over tokens, giving (d, b, M)."""
     return np.stack([_dot(weights, tokens[:, column]) for column in range(tokens.shape[1])])
 
 
 def _dot(a: Sequence[Floats] | Floats, b: Sequence[Floats] | Floats) -> Floats:
-    """Sum of products over the first axis."""
+    """Sum products over the first axis."""
     pairs = iter(zip(a, b, strict=True))
     first, second = next(pairs)
     total = first * second
@@ -256,13 +256,13 @@ def _dot(a: Sequence[Floats] | Floats, b: Sequence[Floats] | Floats) -> Floats:
 
 
 def default_design(*, num_points: int = 128, num_tokens: int = 4, width: int = 2, seed: int = 0) -> Design:
-    """Sequences of normal tokens of deviation 1.5."""
+    """Draw sequences of normal tokens with standard deviation 1.5."""
     rng = np.random.default_rng(seed)
     return Design(points=1.5 * rng.standard_normal((num_points, num_tokens, width)))
 
 
 def default_truth(placement: Placement) -> ExpertTruth:
-    """Return two experts of width 2 that differ well in themselves and in their gates; the same for every placement."""
+    """Return two well-separated experts of width 2 with well-separated gates, the same for every placement."""
     gates = {
         "none": np.zeros(0),
         "dense": np.array([1.2, -0.8]),

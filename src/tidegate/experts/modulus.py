@@ -1,4 +1,4 @@
-"""Measure identifiability without noise: how much the function must change for a given error of an expert."""
+"""Measure identifiability without noise: the smallest change of the function by a given error of an expert."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _TOLERANCE = 1e-30
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Modulus:
-    """The least change of the function by the error of an expert."""
+    """The smallest change of the function by the error of an expert."""
 
     radii: Floats
     values: Floats
-    """Root mean square over the design, for each radius; 0 up to rounding means that the function does not change."""
+    """Root mean square over the design for each radius; 0 up to rounding error if the function does not change."""
     exponent: float
-    """r in value ∝ radius^r, which means a rate n^(−1/(2r)); nan if not identified."""
+    """r in value ∝ radius^r, for a rate n^(−1/(2r)); nan if not identified."""
 
     @property
     def identified(self) -> bool:
-        """Whether some error of an expert must show at every radius."""
+        """Return whether an error of an expert changes the function at every radius."""
         return bool(np.all(self.values > _ZERO))
 
 
@@ -40,17 +40,17 @@ def profile_modulus(
     design: Design | None = None,
     num_directions: int = 8,
 ) -> Modulus:
-    """Hold one expert at a distance from its true value, fit everything else, and return the change that is left.
+    """Fix one expert at a distance from its true value, fit everything else, and return the remaining change.
 
-    It is the least over all experts and over directions around each (evenly around the circle for width 2, random
-    otherwise). Fits start at the truth, so this is the modulus near it.
+    This is the minimum over all experts and over directions of the displacement (evenly around the circle for width 2,
+    random otherwise). Fits start at the truth, so that it is the modulus near it.
 
     Args:
-        model: With as many experts as the truth.
-        truth: Where fits start.
-        radii: Distances of the one expert from its true value.
-        design: None takes the default design of the model's width.
-        num_directions: In which each expert is moved.
+        model: A model with as many experts as the truth.
+        truth: The start of the fits.
+        radii: Distances of the fixed expert from its true value.
+        design: None for the default design of the model's width.
+        num_directions: Directions in which each expert is displaced.
     """
     if len(truth.experts) != model.k:
         raise InputError("model.k", expected=f"the number of experts in truth, {len(truth.experts)}", got=model.k)
@@ -60,14 +60,17 @@ def profile_modulus(
     support = default_design(width=model.width) if design is None else design
     values = [_least_change(model, truth, expert, distances, support, num_directions) for expert in range(model.k)]
     least = np.min(values, axis=0)
-    exponent = _slope(np.log(distances), np.log(least)) if np.all(least > _ZERO) else float("nan")
+    exponent = float("nan")
+    if np.all(least > _ZERO):
+        steps = np.log(distances) - np.mean(np.log(distances))
+        exponent = float(np.sum(steps * np.log(least)) / np.sum(steps**2))
     return Modulus(radii=distances, values=least, exponent=exponent)
 
 
 def _least_change(
     model: ExpertModel, truth: ExpertTruth, expert: int, radii: Floats, design: Design, num_directions: int
 ) -> Floats:
-    """(radii,): the least over directions of moving one expert."""
+    """Return the smallest change over directions of displacing one expert, (radii,)."""
     directions = _directions(model.width, num_directions)
     held = slice(model.width**2 + expert * model.width, model.width**2 + (expert + 1) * model.width)
     starts = np.tile(truth.vector(), (len(radii) * len(directions), 1))
@@ -82,11 +85,6 @@ def _least_change(
     )
     fits = fit_batch(model, design, data, starts, tolerance=_TOLERANCE, free=free)
     return np.sqrt(fits.objective.reshape(len(radii), len(directions)).min(axis=1))
-
-
-def _slope(x: Floats, y: Floats) -> float:
-    steps = x - np.mean(x)
-    return float(np.sum(steps * y) / np.sum(steps**2))
 
 
 def _directions(width: int, number: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Estimate rates: the slope of an error in the sample size on logarithmic axes, its interval, and a verdict."""
+"""Estimate rates: the slope of a log error in the log sample size, its interval, and a verdict."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tidegate.experts.layers import Floats
 Verdict: TypeAlias = Literal["identified", "not identified", "inconclusive"]
 
 _FLAT = -0.2
-"""A slope whose interval lies above is flat, one whose interval lies below falls."""
+"""Errors fall if the interval of the slope lies below, and are flat if it lies above."""
 _CONVERGED = 0.9
 _SPREAD = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """How an error falls with the sample size."""
+    """The rate at which an error falls with the sample size."""
 
     metric: str
     slope: float
-    """Of the logarithm of the error's quantile in the logarithm of n."""
+    """Slope of the log of the error's quantile in log n."""
     interval: tuple[float, float]
-    """95 %, by a bootstrap over replicates; it does not know of other truths, designs or optimisers."""
+    """95 % bootstrap interval over replicates; it does not cover other truths, designs or optimizers."""
     verdict: Verdict
     reasons: tuple[str, ...]
-    """What the verdict rests on."""
+    """Reasons for the verdict."""
     ns: tuple[int, ...]
-    """The sizes that were used."""
+    """Sample sizes used."""
     converged: float
-    """Share of the fits that converged, at the size where it is least."""
+    """Share of converged fits at the worst sample size."""
     spread_ratio: float
-    """Median spread between starts over the median error, at the largest size; infinite if most starts failed."""
+    """Median spread between starts over the median error at the largest size; infinite if most starts failed."""
 
 
 def estimate_rate(
@@ -48,31 +48,31 @@ def estimate_rate(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Rate:
-    """Estimate the slope of one error, and judge whether what it measures is identified.
+    """Estimate the slope of one error, and judge whether its quantity is identified.
 
-    *identified* needs an interval below -0.2, at least 90 % of the fits converged at every size, and starts whose
-    spread shrinks: at the largest n below a tenth of the error, or falling as fast as n to the -0.2. *not identified*
-    needs an interval above -0.2 and the same share of converged fits. Everything else is *inconclusive*.
+    *identified* requires an interval below -0.2, at least 90 % converged fits at every size, and a shrinking spread of
+    starts: at the largest n below a tenth of the error, or falling at least as fast as n to the -0.2. *not identified*
+    requires an interval above -0.2 and the same share of converged fits. Otherwise the verdict is *inconclusive*.
 
     Args:
-        data: Of an experiment.
+        data: Data of an experiment.
         metric: One of `METRICS`.
-        n_min: Sizes below are left out.
-        quantile: Over replicates, of the error.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        n_min: Minimum sample size.
+        quantile: Quantile of the error over replicates.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
     """
     require_choice("metric", metric, METRICS)
     used = np.array([n >= n_min for n in data.ns])
     if used.sum() < 3:
-        raise InputError("n_min", expected="a size that at least 3 of the data's sizes reach, for a slope", got=n_min)
+        raise InputError("n_min", expected="at most the third largest sample size, for a slope", got=n_min)
     ns, errors = np.array(data.ns)[used], data.errors[metric][used]
     if np.any(np.quantile(errors, quantile, axis=1) <= 0):
-        raise InputError("metric", expected="an error above 0 at every size: the model has no such part", got=metric)
+        raise InputError("metric", expected="an error above 0 at every size", got=metric)
     slope = float(_slope(ns, np.quantile(errors, quantile, axis=1)))
     interval = _bootstrap(ns, errors, quantile, resamples, np.random.default_rng(seed))
     converged = float(np.min(np.mean(data.converged[used], axis=(1, 2))))
-    # A replicate without a second start as good as the best has no spread: it counts as infinite.
+    # Without an equally good second start the spread of a replicate is infinite.
     spread = data.start_spread[metric if metric in ("regression", "scores") else "expert"][used]
     spreads = np.median(np.where(np.isnan(spread), np.inf, spread), axis=1)
     ratio = float(spreads[-1] / np.median(errors[-1]))
@@ -98,7 +98,7 @@ def _judge(interval: tuple[float, float], converged: float, shrinks: bool) -> tu
         reasons.append(f"only {converged:.0%} of the fits converged")
         return "inconclusive", tuple(reasons)
     if falls and not shrinks:
-        reasons.append("starts that the data cannot tell apart stay apart")
+        reasons.append("equally good fits from different starts do not converge to each other")
         return "inconclusive", tuple(reasons)
     return ("identified" if falls else "not identified" if flat else "inconclusive"), tuple(reasons)
 
@@ -106,7 +106,7 @@ def _judge(interval: tuple[float, float], converged: float, shrinks: bool) -> tu
 def _bootstrap(
     ns: Floats, errors: Floats, quantile: float, resamples: int, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Sizes are resampled independently, as they were drawn."""
+    """Return the interval; replicates are resampled independently at each size."""
     sizes, replicates = errors.shape
     picks = rng.integers(replicates, size=(resamples, sizes, replicates))
     drawn = np.take_along_axis(np.broadcast_to(errors, (resamples, sizes, replicates)), picks, axis=2)
@@ -116,6 +116,6 @@ def _bootstrap(
 
 
 def _slope(ns: Floats, errors: Floats) -> Floats:
-    """Least squares on logarithms; errors (..., sizes)."""
+    """Return least-squares slopes on logarithms of errors (..., sizes)."""
     steps = np.log(ns) - np.mean(np.log(ns))
     return np.log(errors) @ steps / np.sum(steps**2)

@@ -19,7 +19,7 @@ from tidegate.torch.attention import PROJECTIONS, GatedAttention, bias_by_head, 
 from tidegate.torch.kernel import load_forward_mode
 
 _CHUNK = 256
-"""Directions taken at once: memory grows with it."""
+"""Directions per chunk; memory is proportional to it."""
 _NORMS = ("q_norm", "k_norm")
 
 
@@ -29,21 +29,21 @@ class FoundLayer:
 
     name: str
     arrays: AttentionArrays
-    """Views of the module's own parameters: to write into them is to change the module."""
+    """Views of the module's parameters: writing to them changes the module."""
     query_side_known: bool
-    """Whether the arrays describe the query side too; of a foreign module only the value side is known."""
+    """Whether the arrays describe the query side; for foreign modules only the value side is known."""
 
 
 def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]) -> dict[str, Floats]:
     """Differentiate all outputs by some of the layer's parameters, in forward mode and float64.
 
     Args:
-        layer: Of NumPy arrays.
+        layer: A layer of NumPy arrays.
         x: (..., T, d).
-        entries: By name, as in `layer.parameters()`, the flat indices of the numbers to differentiate by.
+        entries: Flat indices of the entries to differentiate by, by name as in `layer.parameters()`.
 
     Returns:
-        (outputs, number of entries) for each name.
+        (outputs, number of entries) by name.
     """
     own = {name: torch.tensor(np.asarray(array), dtype=torch.float64) for name, array in layer.parameters().items()}
     inputs = torch.tensor(x, dtype=torch.float64)
@@ -72,8 +72,8 @@ def layer_jacobian(layer: AttentionArrays, x: Floats, entries: Mapping[str, Any]
 def attention_layers(model: Any) -> list[FoundLayer]:
     """List the attention layers of a model in order: ours by type, others by their four projections.
 
-    A module of the Llama kind has linear `q_proj`, `k_proj`, `v_proj` and `o_proj`, perhaps `q_norm` and `k_norm`, and
-    no other parameters: any other could stand between value and output.
+    A Llama-like module has linear `q_proj`, `k_proj`, `v_proj` and `o_proj`, optionally `q_norm` and `k_norm`, and no
+    other parameters, which could act between value and output.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be AttentionArrays or a PyTorch module; got {type(model).__name__}.")
@@ -134,7 +134,7 @@ def _walk(module: nn.Module, name: str) -> Iterator[FoundLayer]:
 def _foreign_arrays(module: nn.Module, name: str) -> AttentionArrays:
     known = (*PROJECTIONS, *_NORMS)
     if strange := [own for own, _ in module.named_parameters() if own.split(".")[0] not in known]:
-        expected = f"a model whose attention {name!r} has no parameters but its projections and norms"
+        expected = f"a model whose attention {name!r} has only projections and norms as parameters"
         raise InputError("model", expected=expected, got=", ".join(strange))
     q, k, v, o = (cast("nn.Linear", getattr(module, projection)) for projection in PROJECTIONS)
     width = getattr(module, "head_dim", None)

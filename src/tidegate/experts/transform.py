@@ -1,10 +1,10 @@
-r"""Changes of basis that a layer does not feel: apply one, or draw one at random.
+r"""Apply or draw changes of basis that leave a layer's function unchanged.
 
 value side : $W_V \to W_V R$, $b_V \to b_V R$, $W_O \to R^{-1} W_O$
 query side : $W_Q \to W_Q S$, $b_Q \to b_Q S$, $W_K \to W_K S^{-\top}$, $b_K \to b_K S^{-\top}$
 
-Gates that read what moved follow it with their rows; elementwise gates on what moved follow its order with their
-columns. Shapes: `H` query heads, `G` key/value groups, `h` channels of a head.
+Gates that read transformed channels change their rows; elementwise gates on transformed channels permute their columns.
+Shapes: `H` query heads, `G` key/value groups, `h` channels of a head.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ROUNDING = 1e-9
 
 
 def change_basis(layer: Layer, *, value: Floats | None = None, query: Floats | None = None) -> AttentionArrays:
-    """Move a layer to other parameters of the same function.
+    """Return the layer at other parameters with the same function.
 
     Args:
         layer: `AttentionArrays`, or a layer whose `arrays()` returns them.
-        value: (G, h, h), R of each key/value group; None leaves the side as it is.
+        value: (G, h, h), R of each key/value group; None does not change the value side.
         query: (G, h, h), S of each group.
 
     Raises:
@@ -49,7 +49,7 @@ def change_basis(layer: Layer, *, value: Floats | None = None, query: Floats | N
 
 
 def random_gauge(layer: Layer, rng: np.random.Generator) -> AttentionArrays:
-    """Move a layer to a random point of its gauge orbit: the same function at other parameters, on both sides."""
+    """Return the layer at a random point of its gauge orbit: other parameters with the same function."""
     arrays = as_layer_arrays(layer)
     draws = {
         side: np.stack([_random_basis(arrays, side, rng) for _ in range(arrays.shape.num_kv_heads)])
@@ -59,7 +59,7 @@ def random_gauge(layer: Layer, rng: np.random.Generator) -> AttentionArrays:
 
 
 def channels_may_move(layer: AttentionArrays, side: Side) -> bool:
-    """Tell whether each group's channels may change their order.
+    """Return whether each group's channels may be permuted.
 
     They may not in rotating pairs, under norms, or if all groups share the columns of an elementwise gate.
     """
@@ -68,18 +68,6 @@ def channels_may_move(layer: AttentionArrays, side: Side) -> bool:
     gates = (layer.gates.at(site) for site in SIDES[side])
     shared = [gate for gate in gates if gate is not None and gate.grain == "element" and gate.share == "layer"]
     return not shared or layer.shape.num_kv_heads == 1
-
-
-def rotation_generator(layer: AttentionArrays) -> Floats:
-    """Return the generator (h, h) of the rotation of queries or keys by position; 0 without a rotary embedding."""
-    width = layer.shape.head_dim
-    generator = np.zeros((width, width))
-    if layer.rotary is not None:
-        frequencies = layer.rotary.frequencies(width)
-        for first, frequency in enumerate(frequencies):
-            second = first + len(frequencies)
-            generator[first, second], generator[second, first] = frequency, -frequency
-    return generator
 
 
 def _change_value(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
@@ -114,7 +102,7 @@ def _moved_gates(arrays: AttentionArrays, side: Side, basis: Floats, inverse: Fl
 def _follow(
     arrays: AttentionArrays, gate: Gate, side: Side, inverse: Floats, order: Floats | None
 ) -> Mapping[str, Floats]:
-    """Return a gate's parameters after a change of basis of what it reads, or of the order of what it gates."""
+    """Return a gate's parameters after a change of basis of its input, or a permutation of its target."""
     parameters = {name: np.asarray(array) for name, array in arrays.gate_parameters[gate.path].items()}
     if reads_values(gate) if side == "value-output" else gate.reads == "query":
         name = "weight" if gate.rank is None else "weight_down"
@@ -134,7 +122,7 @@ def _follow(
 
 
 def _group_of_block(arrays: AttentionArrays, gate: Gate, matrices: int, blocks: int) -> Any:
-    """Which key/value group each block of h rows of the gate's matrices reads, (matrices, blocks)."""
+    """Return the key/value group that each block of h rows of the gate's matrices reads, (matrices, blocks)."""
     groups = arrays.shape.num_kv_heads
     if gate.site == "dense":
         return (np.arange(blocks) * groups // blocks)[None, :]
@@ -149,22 +137,27 @@ def _require_allowed(arrays: AttentionArrays, side: Side, basis: Floats) -> None
     identity = np.eye(width)
     gauge: Basis = basis_gauge(arrays, side)
     if gauge == "fixed" and not np.array_equal(basis, np.broadcast_to(identity, basis.shape)):
-        raise InputError(name, expected="identities: the layer's gates or metric leave no known change of basis")
+        raise InputError(name, expected="identity matrices: the layer's gates or metric allow no known change of basis")
     if gauge == "scaling" and np.any((np.abs(basis) > 0).sum(axis=-1) != 1):
-        raise InputError(name, expected="scales and permutations of channels: an elementwise gate allows no other")
+        raise InputError(name, expected="scalings and permutations of channels, because of an elementwise gate")
     if gauge != "linear" and not channels_may_move(arrays, side) and np.any(basis * (1 - identity)):
-        raise InputError(name, expected="diagonal: all heads share the order of channels, or the rotation pairs them")
+        raise InputError(name, expected="diagonal, because heads share the order of channels or a rotation pairs them")
     if side == "query-key":
-        turning = rotation_generator(arrays)
+        # The generator of the rotation by position must commute with the basis.
+        turning = np.zeros((width, width))
+        frequencies = [] if arrays.rotary is None else arrays.rotary.frequencies(width)
+        for first, frequency in enumerate(frequencies):
+            second = first + len(frequencies)
+            turning[first, second], turning[second, first] = frequency, -frequency
         if np.max(np.abs(basis @ turning - turning @ basis)) > _ROUNDING * np.max(np.abs(basis)):
-            raise InputError("query", expected="one complex factor for each pair, as the rotary embedding allows")
+            raise InputError("query", expected="one complex factor per pair, because of the rotary embedding")
         normed = arrays.q_norm is not None or arrays.k_norm is not None
         if normed and not np.array_equal(np.abs(basis), np.broadcast_to(identity, basis.shape)):
-            raise InputError("query", expected="signs of channels: query and key pass a norm")
+            raise InputError("query", expected="signs of channels, because of query and key norms")
 
 
 def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator) -> Floats:
-    """(h, h), one that the side allows."""
+    """Return a random change of basis (h, h) that the side allows."""
     width, gauge = arrays.shape.head_dim, basis_gauge(arrays, side)
     if gauge == "fixed":
         return np.eye(width)
@@ -178,7 +171,7 @@ def _random_basis(arrays: AttentionArrays, side: Side, rng: np.random.Generator)
         basis[np.ix_((first, first + pairs), (first, first + pairs))] = _random_pair(rng, gauge, normed=normed)
     still = width - turned
     if gauge == "linear" and not normed:
-        # Invertible, with singular values between 1/e and e.
+        # Singular values between 1/e and e.
         left, right = (np.linalg.qr(rng.standard_normal((still, still)))[0] for _ in range(2))
         basis[turned:, turned:] = left * np.exp(rng.uniform(-1, 1, still)) @ right
     else:

@@ -1,7 +1,7 @@
-"""Measure how far fitted experts are from the true ones, by losses over Voronoi cells.
+"""Measure the distance of fitted from true experts by losses over Voronoi cells.
 
-A fitted expert belongs to the true one whose gate is nearest. Experts without gates have no cells: there the assignment
-with the least loss is taken, which favours them. The index of a fitted expert never matters.
+A fitted expert belongs to the true one with the nearest gate. Experts without gates have no cells; the assignment with
+the smallest loss is used, which favors them. The order of fitted experts never matters.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _LARGEST_SEARCH = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Atoms:
-    """Experts as atoms: a mass each, and a location if they have gates."""
+    """Experts as atoms with masses, and locations if they have gates."""
 
     masses: Floats
     """(k, d)"""
     locations: Floats | None = None
-    """(k, p): the gates' parameters; None without gates."""
+    """(k, p): parameters of the gates; None without gates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossParts:
-    """A loss and what it is made of."""
+    """A loss and its parts."""
 
     merged: float
-    """Error of the masses, as the kind of loss compares them; a cell without a fitted atom costs its whole mass."""
+    """Error of the masses by the kind of loss; a cell without a fitted atom costs its whole mass."""
     covered: float
-    """Mass times distance of gates, over the cells that hold one fitted atom."""
+    """Mass times distance of gates, over cells with one fitted atom."""
     over: float
-    """Mass times squared distance of gates, over the cells that hold several."""
+    """Mass times squared distance of gates, over cells with several fitted atoms."""
     assignment: Any
-    """(k,): the true atom to which each fitted one belongs."""
+    """(k,): index of the true atom of each fitted one."""
     merged_masses: Floats
-    """(k*, d): the sum of the fitted atoms of each cell."""
+    """(k*, d): sum of the fitted masses of each cell."""
 
     @property
     def total(self) -> float:
-        """All parts together."""
+        """Return the sum of all parts."""
         return self.merged + self.covered + self.over
 
 
@@ -57,8 +57,8 @@ def voronoi_loss(fitted: Atoms, truth: Atoms, *, kind: LossKind = "vector_mass")
         fitted: At least as many atoms as `truth`.
         truth: With locations if `fitted` has them.
         kind: `vector_mass` compares the sum of a cell's vectors with the true vector, `scalar_mass` the sum of their
-            lengths with the true length, `raw` every single vector with the true one. The choice decides what can be
-            estimated when more experts are fitted than there are.
+            norms with the true norm, `raw` each vector with the true one. With surplus experts the kind determines
+            which errors can vanish.
 
     Raises:
         InputError: There are fewer fitted than true atoms, too many without locations, or only one has locations.
@@ -68,7 +68,7 @@ def voronoi_loss(fitted: Atoms, truth: Atoms, *, kind: LossKind = "vector_mass")
     if k < k_star:
         raise InputError("fitted", expected=f"at least as many atoms as truth, {k_star}", got=k)
     if (fitted.locations is None) != (truth.locations is None):
-        raise InputError("fitted", expected="atoms with locations if truth has them, and without otherwise")
+        raise InputError("fitted", expected="atoms with locations if and only if truth has them")
     if fitted.locations is None or truth.locations is None:
         return _best_assignment(fitted, truth, kind)
     distances = np.linalg.norm(fitted.locations[:, None] - truth.locations[None], axis=-1)

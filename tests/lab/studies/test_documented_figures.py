@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lab.studies.boundary.finding import bent_gains, correlation_levels
+from tidegate.lab.studies.boundary.run import correlation_levels, nonlinear_gains
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.study import read_record
-from tidegate.lab.studies.trained_layers.run import magnitude, positive_share, ratio
+from tidegate.lab.studies.trained_layers.run import format_mean, magnitude, positive_share, ratio
 
 DOCS = Path(__file__).parents[3] / "docs"
 RECORDS = DOCS / "records" / "geometry"
@@ -34,7 +34,7 @@ def boundary():
 
 
 def test_what_variants_gain_on_bent_boundaries(boundary):
-    bent = bent_gains(boundary)
+    bent = nonlinear_gains(boundary)
     for task, found in bent.by_task.items():
         cells = [f"**{written(each.value)}**" if each.low * each.high > 0 else written(each.value) for each in found]
         assert row_of(task)[1:] == cells
@@ -50,7 +50,7 @@ def test_the_correlation_at_every_level(boundary):
         "over all trials",
         "over the means of the seven variants",
     )
-    for name, each in zip(names, correlation_levels(boundary, bent_gains(boundary)), strict=True):
+    for name, each in zip(names, correlation_levels(boundary, nonlinear_gains(boundary)), strict=True):
         value, low, high = (written(number, 2, "") for number in (each.value, each.low, each.high))
         assert row_of(name) == [f"{value} ({low} … {high})"]
 
@@ -62,7 +62,7 @@ def test_how_trained_layers_bend():
         start, end = (result.of(gate, trained=trained) for trained in (False, True))
         assert len(start) == len(end) == 5
         figures = [magnitude(start), magnitude(end), ratio(end, start), positive_share(end)]
-        assert row_of(gate) == [*map(str, figures), "" if gate == "none" else str(ratio(end, plain))]
+        assert row_of(gate) == [*map(format_mean, figures), "" if gate == "none" else format_mean(ratio(end, plain))]
 
 
 def exponents_of(curve, depths):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lab.studies.sinks import STUDY
+from tidegate.lab.studies.sinks import STUDY, view
 from tidegate.lab.studies.sinks.run import (
     SinksOptions,
     SinksResult,
@@ -12,7 +12,6 @@ from tidegate.lab.studies.sinks.run import (
     run_sinks,
     shares_of,
 )
-from tidegate.lab.studies.sinks.views import view
 from tidegate.lab.studies.study import read_record
 
 RECORD = Path(__file__).parents[3] / "docs" / "records" / "gates" / "sinks.json"
@@ -52,7 +51,7 @@ def test_even_weights_have_the_mean_of_one_over_the_number_of_keys_on_the_first(
 
 def test_the_finding_names_the_sink_only_where_there_is_one():
     none, sink = (part for part in finding(RESULT).split(";") if "first key (" in part)
-    assert "0.275 on the first key (0.500 in the head with most), which adds 0.200, loss" in none
+    assert "0.275 on the first key (0.500 in the strongest head), contribution 0.200, loss" in none
     assert "0.600 on the sink" in sink
 
 

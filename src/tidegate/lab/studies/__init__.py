@@ -1,6 +1,6 @@
-"""Studies: one folder, one question; `catalogue` lists them all.
+"""Studies: one folder per question; `catalogue` lists all of them.
 
-This file imports what a study is, and none of them: the command of one does not load the others.
+This file imports no single study, so that the command of one does not load the others.
 """
 
 from __future__ import annotations

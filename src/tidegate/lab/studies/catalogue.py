@@ -1,4 +1,4 @@
-"""Every study by its name. Studies are imported when one is asked for: most of them import PyTorch."""
+"""All studies by name. They are imported on access, because most of them import PyTorch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, final
 from tidegate.lab.studies.study import Study
 
 QUESTIONS: dict[str, str] = {
-    "flat-or-curved": "Which gates bend which charts of attention, how much, and to which side?",
-    "depth": "Does curvature grow with the number of layers, where gates alone can bend and at random?",
-    "boundary": "Do gates help on bent boundaries, is it the gate, and does curvature go with accuracy?",
-    "trained-layers": "How do the attention layers of a language model bend, before and after training?",
-    "sinks": "Where does the weight of attention go: to the first key, to a sink, to the other keys?",
+    "flat-or-curved": "Which gates curve which charts of attention, by how much, and with which sign?",
+    "depth": "Does curvature grow with the number of layers, in a structured stack and at random initialization?",
+    "boundary": "Do gates help on nonlinear boundaries, is it the gate, and does curvature correlate with accuracy?",
+    "trained-layers": "How curved are the attention layers of a language model, before and after training?",
+    "sinks": "Where does attention go: to the first key, to a sink, or to the other keys?",
     "gate-tuning": "Do gates learn when they are added to a trained model, and which remedy makes them move?",
-    "rates": "Which experts of a head can be estimated from data, and how fast, by where the gate stands?",
+    "rates": "Which experts of a head can be estimated from data, and how fast, by placement of the gate?",
 }
-"""The question of every study, in the order in which they are best read."""
+"""The question of every study, in reading order."""
 
 
 @final

@@ -1,20 +1,41 @@
-"""What the studies of curvature share: how strong gates are made, and which curvature is rounding."""
+"""Layers with gates of a given strength, and the relative curvature of their charts."""
 
 from __future__ import annotations
 
-import torch
+from typing import Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tidegate.geometry import Chart, sectional_curvature
 from tidegate.tensors.gating import gate_logits, gate_reads
 from tidegate.tensors.layer import AttentionArrays
+from tidegate.torch import GatedAttention
 
 FLAT = 1e-9
-"""A relative curvature below this is rounding."""
+"""A relative curvature below this is rounding error."""
+
+
+def relative_curvature(
+    chart: Chart, u: NDArray[np.float64], v: NDArray[np.float64], *, tangent: Literal["plane", "full"]
+) -> NDArray[np.float64]:
+    """Return the curvature of the planes of u and v at the chart's start, times the squared length of its output."""
+    size = float((chart(chart.start) ** 2).sum())
+    return sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=tangent).numpy()
+
+
+def initialized_layer(gate: str, x: torch.Tensor, strength: float, *, num_heads: int) -> AttentionArrays:
+    """Return a freshly initialized layer in float64 without gradients, with gates of that strength over x."""
+    layer = GatedAttention(x.shape[-1], num_heads, gate=gate, dtype=torch.float64).arrays()
+    detached = layer.with_parameters({name: array.detach() for name, array in layer.parameters().items()})
+    return with_strength(detached, x, strength)
 
 
 def with_strength(layer: AttentionArrays, x: torch.Tensor, strength: float) -> AttentionArrays:
-    """Return the layer with every gate's matrix scaled until its logits over x have that standard deviation.
+    """Return the layer with each gate matrix scaled so that its logits over x have that standard deviation.
 
-    A sink has no matrix, and stays as it is.
+    A sink has no matrix and is not changed.
     """
     sources = layer.trace(x).sources
     scaled: dict[str, torch.Tensor] = {}

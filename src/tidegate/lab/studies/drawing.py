@@ -1,8 +1,7 @@
-"""What studies share in showing their answers: panels of intervals; size and axes of pictures, and their files."""
+"""Make, label and save the figures of studies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tidegate._files import write_atomically
-from tidegate.report.page import Estimate, Intervals
 
 GREY = "#8A8A8A"
-
-
-def interval_panel(title: str, x_label: str, found: Mapping[str, Any], *, form: str) -> Intervals:
-    """Return a panel of estimates by label, each with `value`, `low` and `high`; `form` formats values in its words."""
-    return Intervals(
-        title=title,
-        alternative="; ".join(f"{label} {each.value:{form}}" for label, each in found.items()),
-        x_label=x_label,
-        items=tuple(
-            Estimate(label=label, value=each.value, low=each.low, high=each.high) for label, each in found.items()
-        ),
-    )
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -34,7 +20,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figures(figures: dict[str, Figure], folder: Path) -> list[Path]:
-    """Write figures under their names; the same figure gives the same file, and an SVG keeps its text as text."""
+    """Write figures under their file names; the same figure gives the same bytes, and an SVG keeps its text as text."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         write_atomically(folder / name, partial(_save_figure, figure, kind=Path(name).suffix.removeprefix(".")))
@@ -44,14 +30,14 @@ def save_figures(figures: dict[str, Figure], folder: Path) -> list[Path]:
 def _save_figure(figure: Figure, file: Path, *, kind: str) -> None:
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tidegate"}):
-        # The layout is found once: each further pass would move things a little.
+        # Compute the layout once: each further pass would move things a little.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         figure.savefig(file, format=kind, dpi=110, metadata=metadata)
 
 
 def label_axes(axes: Any, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Label the axes, draw a light grid, and leave no frame but the two axes."""
+    """Label the axes, draw a light grid, and remove the upper and right spines."""
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)

@@ -1,4 +1,4 @@
-"""A study's options as words of a command line, `NAME=VALUE`, and back; and checks that options share."""
+"""Options of studies as `NAME=VALUE` settings of the command line, and shared checks of options."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tidegate.gates import Gates
 
 
 def set_options(options: Any, settings: Sequence[str]) -> Any:
-    """Return the options with some of them set, each setting as `name=value`.
+    """Return the options changed by settings of the form `name=value`.
 
-    The values of a tuple are comma-separated, or a JSON list; an option of an option is named `outer.inner`.
+    Values of a tuple are comma-separated, or a JSON list; a nested option is named `outer.inner`.
     """
     for setting in settings:
         name, equals, text = (part.strip() for part in setting.partition("="))
         if not equals:
             example = next(iter(settings_of(options)))
-            raise InputError("settings", expected="NAME=VALUE", got=setting, hint=f"Write for example {example}.")
+            raise InputError("settings", expected="NAME=VALUE", got=setting, hint=f"For example: {example}.")
         options = _set(options, name, text, name)
     return options
 
 
 def settings_of(options: Any, *, other_than: Any = None) -> list[str]:
-    """Return all options as settings, or those that differ from the options given."""
+    """Return all options as settings, or only those that differ from `other_than`."""
     same = {} if other_than is None else dict(_items(other_than))
     return [f"{name}={_format(value)}" for name, value in _items(options) if name not in same or same[name] != value]
 
 
 def format_command(name: str, options: Any, *, full: Any, quick: Any) -> str:
-    """Return the shortest command that answers a study with these options."""
+    """Return the shortest command that runs a study with these options."""
     words = [word for setting in settings_of(options, other_than=full) for word in ("--set", setting)]
     if quick is not None:
         others = [word for setting in settings_of(options, other_than=quick) for word in ("--set", setting)]
@@ -43,14 +43,14 @@ def format_command(name: str, options: Any, *, full: Any, quick: Any) -> str:
 
 
 def require_at_least(options: Any, **least: int) -> None:
-    """Raise InputError for the first option below its least value."""
+    """Raise InputError for the first option below its minimum."""
     for name, smallest in least.items():
         if (value := getattr(options, name)) < smallest:
             raise InputError(name, expected=f"at least {smallest}", got=value)
 
 
 def require_among(name: str, values: Sequence[str], known: Sequence[str]) -> None:
-    """Raise InputError unless there are values, all of them known and none twice."""
+    """Raise InputError unless there are values, all known and without duplicates."""
     if not values or len(set(values)) != len(values) or not set(values) <= set(known):
         wrong = [value for value in values if value not in known]
         expected = f"at least one of {', '.join(known)}, without duplicates"
@@ -58,7 +58,7 @@ def require_among(name: str, values: Sequence[str], known: Sequence[str]) -> Non
 
 
 def require_gates(gates: Sequence[str]) -> None:
-    """Raise InputError unless there are gates, and all can be parsed, before any work is done."""
+    """Raise InputError unless there are gates and all can be parsed."""
     if not gates:
         raise InputError("gates", expected="at least one gate")
     for gate in gates:
@@ -79,7 +79,7 @@ def _set(options: Any, name: str, text: str, whole_name: str) -> Any:
     kinds = get_type_hints(type(options))
     if outer not in kinds or bool(inner) != is_dataclass(kinds[outer]):
         known = ", ".join(known for known, _ in _items(options))
-        raise InputError("settings", expected="of known options", got=whole_name, hint=f"Known: {known}.")
+        raise InputError("settings", expected="a known option", got=whole_name, hint=f"Known: {known}.")
     if inner:
         return replace(options, **{outer: _set(getattr(options, outer), inner, text, whole_name)})
     return replace(options, **{outer: _parse(whole_name, text, kinds[outer])})

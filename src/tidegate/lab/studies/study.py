@@ -1,4 +1,4 @@
-"""A study: one question, a function that answers it, and how the answer is recorded and shown."""
+"""Studies: one question with a function that answers it, its record and its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate._json import add_checksum, decode, parse_json, verify_checksum
 from tidegate._validation import InputError
 from tidegate.lab.studies.options import format_command
 from tidegate.lab.training.machine import environment
-from tidegate.report.page import Page, Prose, Section, Snippet
+from tidegate.report.page import Page, Prose, Section, Snippet, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,29 +24,31 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study(Generic[_Options, _Result]):
-    """One question. Options and result are frozen dataclasses that go through JSON; a result holds its `options`."""
+    """One question. Options and result are frozen dataclasses for JSON; a result has its `options`."""
 
     name: str
     question: str
     claim: str
-    """Whose statement it is about, and where what is done here differs from theirs."""
+    """The claim under test, its source, and how this study differs from it."""
     options: _Options
-    """At full size."""
+    """Options of the full study."""
     quick: _Options | None = None
-    """For a first look, in less than a minute; None if there is no such."""
+    """Options of a version that takes less than a minute; None if there is none."""
     result: type[_Result]
     run: Callable[..., _Result]
     """Called as `run(options, tell=...)`; the same options give the same numbers on one machine."""
     finding: Callable[[_Result], str]
-    """What holds, and what does not, in sentences made from the numbers."""
+    """Returns the conclusion in sentences made from the numbers."""
     view: Callable[[_Result], tuple[Section, ...]]
-    """The sections of its page."""
+    """Returns the sections of the page."""
     figures: Callable[[_Result], dict[str, Figure]] | None = None
-    """Pictures that no panel of a page can draw, by file name, whose ending is the format."""
+    """Returns figures that no panel can draw, by file name; the suffix is the format."""
+    table: Callable[[_Result], Table] | None = None
+    """Returns a table of text that the command line prints below the finding."""
 
 
 def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
-    """Return the answer as JSON values, with the versions that it was made by."""
+    """Return the result as JSON values, with its finding and the versions of the software."""
     return {
         "study": study.name,
         "question": study.question,
@@ -57,7 +59,7 @@ def record_of(study: Study[Any, _Result], result: _Result) -> dict[str, Any]:
 
 
 def save_record(record: dict[str, Any], path: Path) -> None:
-    """Write a record, numbers to six digits, with a checksum; create the folder if it is missing."""
+    """Write a record with a checksum and numbers of six digits; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
     text = json.dumps(add_checksum(rounded), indent=1, ensure_ascii=False, allow_nan=False)
@@ -65,10 +67,10 @@ def save_record(record: dict[str, Any], path: Path) -> None:
 
 
 def read_record(study: Study[Any, _Result], path: Path) -> _Result:
-    """Return the answer that a record holds.
+    """Return the result of a record.
 
     Raises:
-        InputError: The record is damaged, or one of another study.
+        InputError: The record is damaged, or belongs to another study.
     """
     expected = f"an intact record of the study {study.name}"
     if kind := nonregular_file_type(path):
@@ -84,12 +86,12 @@ def read_record(study: Study[Any, _Result], path: Path) -> _Result:
 
 
 def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any) -> Page:
-    """Return the whole page: what was found, what it was found from, and how to do it again."""
-    found = Section(title="What holds", lead=study.claim, panels=(Prose(paragraphs=(record["finding"],)),))
+    """Return the page: the finding, the sections of the view, and how to reproduce it."""
+    found = Section(title="Finding", lead=study.claim, panels=(Prose(paragraphs=(record["finding"],)),))
     command = format_command(study.name, result.options, full=study.options, quick=study.quick)
     versions = "\n".join(f"{name}: {value}" for name, value in record["environment"].items())
     again = Section(
-        title="To do it again",
+        title="Reproduce",
         panels=(Snippet(title="Command", text=command), Snippet(title="Versions", text=versions)),
     )
     return Page(

@@ -1,8 +1,8 @@
-"""The correlation of two figures of trials, with an interval that resamples whole seeds: within groups, or of means."""
+"""Correlate two metrics of trials within groups or over group means, with a bootstrap interval over whole seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from tidegate._validation import InputError
 
 Trials: TypeAlias = Sequence[tuple[Hashable, int, float, float]]
-"""Group, seed and the two figures of each."""
-_Statistic: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64]], float]
+"""Group, seed and the two metrics of each trial."""
 
 MIN_TRIALS = 3
 
@@ -23,59 +22,57 @@ class Correlation:
     """Pearson's r at one level, with a 95 % bootstrap interval over seeds."""
 
     among: str
-    """Which trials, or means of trials."""
+    """Name of the trials, or of their means."""
     count: int
     value: float
     low: float
     high: float
 
 
-def correlate(among: str, trials: Trials, *, num_resamples: int = 2000) -> Correlation:
-    """Correlate the two figures of (group, seed, one, other), each taken less its group's mean.
+def correlate(among: str, trials: Trials, *, of_means: bool = False, num_resamples: int = 2000) -> Correlation:
+    """Correlate the two metrics of trials.
 
-    Tasks differ in how hard they are and how much they bend; as groups their means are taken out. One group alone makes
-    it the plain correlation. Trials of one seed go together into a resample, because they share data and initial
-    weights.
+    Tasks differ in difficulty and in curvature; with tasks as groups, their means are subtracted. A single group gives
+    the plain correlation. Trials of one seed are resampled together, because they share data and initial weights.
+
+    Args:
+        among: Name of the trials.
+        trials: Group, seed and the two metrics of each.
+        of_means: Correlate the groups' means instead of the deviations from them; groups are not resampled.
+        num_resamples: Number of bootstrap samples.
     """
-    return _correlate(among, trials, len(trials), _within_groups, num_resamples)
-
-
-def correlate_means(among: str, trials: Trials, *, num_resamples: int = 2000) -> Correlation:
-    """Correlate the groups' means of the two figures of (group, seed, one, other); groups are not resampled."""
-    return _correlate(among, trials, len({group for group, *_ in trials}), _of_means, num_resamples)
-
-
-def _correlate(among: str, trials: Trials, count: int, statistic: _Statistic, num_resamples: int) -> Correlation:
+    count = len({group for group, *_ in trials}) if of_means else len(trials)
     if count < MIN_TRIALS:
         raise InputError("trials", expected=f"at least {MIN_TRIALS} trials or groups", got=count)
+    statistic = _of_means if of_means else _within_groups
     groups = sorted({str(group) for group, *_ in trials})
     place = np.array([groups.index(str(group)) for group, *_ in trials])
     seeds = np.array([seed for _, seed, *_ in trials])
-    figures = np.array([figures for _, _, *figures in trials], dtype=np.float64)
+    metrics = np.array([metrics for _, _, *metrics in trials], dtype=np.float64)
     rng = np.random.default_rng(0)
     rows = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
     resampled: list[float] = []
     for _ in range(num_resamples):
         chosen = np.concatenate([rows[index] for index in rng.integers(0, len(rows), len(rows))])
-        resampled.append(statistic(place[chosen], figures[chosen]))
+        resampled.append(statistic(place[chosen], metrics[chosen]))
     low, high = np.nanquantile(resampled, [0.025, 0.975]).tolist()
-    return Correlation(among=among, count=count, value=statistic(place, figures), low=low, high=high)
+    return Correlation(among=among, count=count, value=statistic(place, metrics), low=low, high=high)
 
 
-def _within_groups(groups: NDArray[np.int64], figures: NDArray[np.float64]) -> float:
-    return _pearson(figures - _means(groups, figures)[groups])
+def _within_groups(groups: NDArray[np.int64], metrics: NDArray[np.float64]) -> float:
+    return _pearson(metrics - _means(groups, metrics)[groups])
 
 
-def _of_means(groups: NDArray[np.int64], figures: NDArray[np.float64]) -> float:
-    means = _means(groups, figures)[np.unique(groups)]
+def _of_means(groups: NDArray[np.int64], metrics: NDArray[np.float64]) -> float:
+    means = _means(groups, metrics)[np.unique(groups)]
     return _pearson(means - means.mean(axis=0))
 
 
-def _means(groups: NDArray[np.int64], figures: NDArray[np.float64]) -> NDArray[np.float64]:
+def _means(groups: NDArray[np.int64], metrics: NDArray[np.float64]) -> NDArray[np.float64]:
     counts = np.maximum(np.bincount(groups), 1)
-    return np.stack([np.bincount(groups, weights=column) / counts for column in figures.T], axis=1)
+    return np.stack([np.bincount(groups, weights=column) / counts for column in metrics.T], axis=1)
 
 
-def _pearson(centred: NDArray[np.float64]) -> float:
-    size = np.sqrt((centred**2).sum(axis=0).prod())
-    return float(centred.prod(axis=1).sum() / size) if size > 0 else float("nan")
+def _pearson(centered: NDArray[np.float64]) -> float:
+    size = np.sqrt((centered**2).sum(axis=0).prod())
+    return float(centered.prod(axis=1).sum() / size) if size > 0 else float("nan")

@@ -1,4 +1,4 @@
-"""One attention layer and a linear readout, with a gate or something else in its place, trained many at a time."""
+"""Train many small classifiers at once: an attention layer with a gate or its replacement, and a linear readout."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _func: Any = torch.func
 
 _HEADS = 2
 _HEAD_DIM = 8
-"""A head as wide as a token, so that all gates of one number a feature cost the same, heads · width²."""
+"""Heads as wide as a token, so that all elementwise gates have heads · width² parameters."""
 _WIDER = 10
-"""Head width without a gate: what a gate costs goes into wider heads, to the same number of parameters."""
+"""Head width without a gate, for the same number of parameters as with one."""
 VARIANTS: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
     "none": ("none", None),
     "tanh": ("none", torch.tanh),
@@ -34,7 +34,7 @@ VARIANTS: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
     "g1": ("g1", None),
     "output:output": ("output:output", None),
 }
-"""For each variant its gate, and what is done pointwise to the heads' outputs."""
+"""The gate of each variant, and a pointwise function of the heads' outputs."""
 POINTWISE = tuple(name for name, (_, function) in VARIANTS.items() if function is not None)
 GATED = tuple(name for name, (gate, _) in VARIANTS.items() if gate != "none")
 
@@ -48,13 +48,13 @@ class BoundaryOptions:
     num_seeds: int = 10
     learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
     num_tuning_seeds: int = 2
-    """Seeds of their own, after those of the study."""
+    """Separate seeds, after those of the study."""
     steps: int = 400
     batch_size: int = 48
     num_training: int = 1024
     num_test: int = 1000
     num_points: int = 50
-    """Points at which curvature is measured: drawn anew, from the task's distribution and without noise."""
+    """Points at which curvature is measured: new draws from the task's distribution, without noise."""
 
     def __post_init__(self) -> None:
         require_among("variants", self.variants, tuple(VARIANTS))
@@ -66,13 +66,14 @@ class BoundaryOptions:
                 expected = f"tasks with at least one of {', '.join(kind)}"
                 raise InputError("tasks", expected=expected, got=", ".join(self.tasks))
         # An interval needs two seeds.
-        require_at_least(self, num_seeds=2, num_tuning_seeds=1, steps=1, batch_size=1, num_training=1, num_points=2)
+        require_at_least(self, num_seeds=2, num_tuning_seeds=1, num_points=2)
+        require_at_least(self, steps=1, batch_size=1, num_training=1, num_test=1)
         if not self.learning_rates or min(self.learning_rates) <= 0:
             raise InputError("learning_rates", expected="one or more positive numbers", got=self.learning_rates)
 
 
 class Classifier(nn.Module):
-    """One attention layer over a sequence, the mean of its outputs, and a linear readout of two classes."""
+    """An attention layer, the mean of its outputs over the sequence, and a linear readout of two classes."""
 
     def __init__(self, variant: str) -> None:
         super().__init__()
@@ -84,11 +85,11 @@ class Classifier(nn.Module):
             self.layer.o_proj.register_forward_pre_hook(partial(_apply, pointwise))
 
     def represent(self, sequences: Tensor) -> Tensor:
-        """(B, T, width) to (B, width): what the readout sees."""
+        """Map sequences (B, T, width) to the features (B, width) of the readout."""
         return self.layer(sequences).mean(dim=-2)
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """(B, T, width) to logits (B, 2)."""
+        """Map sequences (B, T, width) to logits (B, 2)."""
         return self.readout(self.represent(sequences))
 
 
@@ -97,9 +98,9 @@ def _apply(function: Callable[[Tensor], Tensor], _module: nn.Module, inputs: tup
 
 
 class ManyAdam(torch.optim.Optimizer):
-    """Adam over many models at once, whose parameters are stacked along a leading axis, each at its own rate.
+    """Adam for many models whose parameters are stacked along a leading axis, each with its own learning rate.
 
-    PyTorch's own has one rate for a whole tensor. Adam acts on each number by itself, so no model sees another.
+    PyTorch's Adam has one learning rate per tensor. Adam is elementwise, so that models do not interact.
     """
 
     def __init__(self, stacked: Iterable[Tensor], rates: Tensor) -> None:
@@ -108,7 +109,7 @@ class ManyAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Move every parameter; the groups' `lr` is the share of the models' rates. Takes no closure."""
+        """Update every parameter; the groups' `lr` multiplies the models' learning rates. Takes no closure."""
         assert closure is None
         for group in self.param_groups:
             rates = group["lr"] * self.rates
@@ -124,7 +125,7 @@ class ManyAdam(torch.optim.Optimizer):
 def train_together(
     variant: str, cases: Sequence[tuple[str, int]], rates: Sequence[float], options: BoundaryOptions
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Train one model for each (task, seed), all in one computation; parameters with a leading axis, and accuracies.
+    """Train one model for each (task, seed) in one computation; return stacked parameters and accuracies.
 
     Every model has its own data, initial weights and learning rate.
     """
@@ -160,7 +161,7 @@ def train_together(
 
 
 def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
-    """Initialise one model for each seed, and stack their parameters."""
+    """Initialize one model for each seed, and stack their parameters."""
     models: list[dict[str, Tensor]] = []
     for seed in seeds:
         torch.manual_seed(seed)
@@ -169,6 +170,6 @@ def _initial(seeds: Sequence[int], variant: str) -> dict[str, Tensor]:
 
 
 def draw_data(task: str, seed: int, options: BoundaryOptions) -> tuple[FloatArray, Labels, FloatArray, Labels]:
-    """Draw training sequences and labels, then test sequences and labels, as all variants see them under a seed."""
+    """Draw training sequences and labels, then test sequences and labels: the same for all variants of a seed."""
     rng = np.random.default_rng((list(TASKS).index(task), seed))
     return (*draw_examples(task, rng, options.num_training), *draw_examples(task, rng, options.num_test))

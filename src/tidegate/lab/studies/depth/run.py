@@ -1,14 +1,14 @@
-r"""Does curvature grow with the number of layers? In a structured stack, where gates alone can bend, and at random.
+r"""Measure the growth of curvature with the number of layers, in a structured stack and at random initialization.
 
-The structured stack is one layer over and over: attention is uniform, since the keys are 0, the value and output maps
-together turn the stream by a quarter turn of which a fixed share is added, and gates read through orthogonal matrices.
-Without a gate it is affine at every depth. The random stack has layers as they are initialised. Both add their outputs
-to the stream. Curvature is relative, K times the squared length of the output.
+The structured stack repeats one layer. Its attention is uniform, because the keys are 0; its value and output maps
+together rotate the residual stream by 90 degrees, a fixed share of which is added; its gates read through orthogonal
+matrices. Without a gate it is affine at every depth. The random stack has freshly initialized layers. Both are
+residual. Curvature is relative: K times the squared length of the output.
 
 While the steps are small, the second fundamental forms of L equal layers add up, and K, which is quadratic in them,
-grows as $L^2$. The exponent falls when layers have turned the stream so far that they no longer bend the same
-directions. So growth is given from each depth to the next, and not as one power. A sigmoid about 1/2 halves the branch
-that it acts on, which flattens a random stack by itself: the control for that is the constant 1/2, spelled
+grows as $L^2$. The exponent falls when the layers have rotated the stream so far that they no longer bend the same
+directions. Growth is therefore reported from each depth to the next, not as a single power. A sigmoid near 1/2 halves
+the branch that it multiplies, which flattens a random stack by itself. The control for this is the constant gate 1/2,
 `output:input:constant`.
 """
 
@@ -27,23 +27,26 @@ from numpy.typing import NDArray
 from tidegate._validation import InputError
 from tidegate.gate import GatePath
 from tidegate.gates import Gates
-from tidegate.geometry import depth_chart, sectional_curvature
-from tidegate.lab.judging import t_interval
-from tidegate.lab.studies.curved_layers import FLAT, with_strength
+from tidegate.geometry import depth_chart
+from tidegate.lab.studies.catalogue import QUESTIONS
+from tidegate.lab.studies.curved_layers import FLAT, initialized_layer, relative_curvature, with_strength
+from tidegate.lab.studies.intervals import SeedMean, format_interval, interval_panel
 from tidegate.lab.studies.options import require_among, require_at_least, require_gates
+from tidegate.lab.studies.study import Study
 from tidegate.lab.training.events import Tell, ignore, report_parts
+from tidegate.report.page import Column, Lines, Panel, Section, Series, Table
 from tidegate.sizes import HeadShape
 from tidegate.tensors.layer import AttentionArrays
-from tidegate.torch import GatedAttention
 
 Regime: TypeAlias = Literal["structured", "random"]
 FloatArray: TypeAlias = NDArray[np.float64]
-WHERE: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialisation"}
+_TITLES: dict[Regime, str] = {"structured": "Structured stack", "random": "Random initialization"}
+_TANGENTS = {"plane": "of slices", "full": "of the whole image"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DepthOptions:
-    """What is measured, and how often."""
+    """Stacks, sizes and the number of repetitions."""
 
     gates: tuple[str, ...] = ("none", "bma", "bma-query", "g1", "output:output")
     depths: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -55,14 +58,14 @@ class DepthOptions:
     strength: float = 1.0
     """Standard deviation of the gates' logits over the first input."""
     step: float = 0.25
-    """Share of the quarter turn that a structured layer adds to the stream; a small one keeps lengths as they are."""
+    """Share of the 90-degree rotation that a structured layer adds to the stream; a small share preserves lengths."""
     tangent: Literal["plane", "full"] = "plane"
-    """Curvature of slices, or of the whole image."""
+    """`plane`: curvature of slices; `full`: of the whole image."""
     regimes: tuple[Regime, ...] = ("structured", "random")
 
     def __post_init__(self) -> None:
         require_gates(self.gates)
-        # A line through depths needs two of them, and an interval two seeds.
+        # A line needs two depths, an interval two seeds.
         require_at_least(self, num_seeds=2, num_planes=1, length=2)
         require_among("regimes", self.regimes, get_args(Regime))
         if len(self.depths) < 2 or min(self.depths) < 1 or list(self.depths) != sorted(set(self.depths)):
@@ -71,10 +74,10 @@ class DepthOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """A straight line through log curvature for each seed, and the mean slope over seeds with its 95 % interval."""
+    """A linear fit of log curvature per seed, and the mean slope over seeds with its 95 % interval."""
 
     against: Literal["log depth", "depth"]
-    """`log depth` makes the slope the exponent of a power of depth; `depth` makes it a rate for each layer."""
+    """With `log depth` the slope is the exponent of a power law, with `depth` a rate per layer."""
     slope: float
     low: float
     high: float
@@ -83,76 +86,62 @@ class Growth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exponent:
-    """What power of depth |K| grows by between two depths: the mean over seeds with its 95 % interval."""
-
-    shallow: int
-    deep: int
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DepthCurve:
-    """One gate in one regime, over all depths."""
+    """The curvature of one gate in one regime, at all depths."""
 
     regime: Regime
     gate: str
     medians: tuple[tuple[float, ...], ...]
-    """Of |K| over planes: seed by depth."""
+    """Median |K| over planes, seed by depth."""
     positive: tuple[float, ...]
     """Share of planes with positive curvature, by depth."""
     growth: tuple[Growth, ...]
-    """Both fits; empty if all curvature is rounding."""
+    """Both fits; empty if all curvature is rounding error."""
 
     @property
     def flat(self) -> bool:
-        """Whether all curvature is rounding, at every depth."""
+        """Return whether there is only rounding error at every depth."""
         return not self.growth
 
     @property
     def grows(self) -> bool:
-        """Whether the interval of the power of depth lies above 0."""
+        """Return whether the interval of the exponent of depth lies above 0."""
         return any(growth.low > 0 for growth in self.growth if growth.against == "log depth")
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Geometric mean over seeds, by depth."""
+        """Return the geometric mean over seeds at each depth."""
         return tuple(np.exp(np.log(np.array(self.medians)).mean(axis=0)).tolist())
 
-    def local_exponents(self, depths: Sequence[int]) -> tuple[Exponent, ...]:
-        """Return the exponents between each depth and the next: constant if |K| is a power of depth."""
+    def local_exponents(self, depths: Sequence[int]) -> tuple[SeedMean, ...]:
+        """Return the exponent of |K| between each depth and the next: constant if |K| is a power of depth."""
         slopes = np.diff(np.log(np.array(self.medians)), axis=1) / np.diff(np.log(depths))
-        ends = [t_interval(column.tolist()) for column in slopes.T]
-        return tuple(
-            Exponent(shallow=shallow, deep=deep, value=float(column.mean()), low=low, high=high)
-            for (shallow, deep), column, (low, high) in zip(pairwise(depths), slopes.T, ends, strict=True)
-        )
+        return tuple(SeedMean.of(column.tolist()) for column in slopes.T)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DepthResult:
-    """Every gate in both regimes."""
+    """The curves of every gate in every regime."""
 
     options: DepthOptions
     curves: tuple[DepthCurve, ...]
 
 
 def run_depth(options: DepthOptions, *, tell: Tell = ignore) -> DepthResult:
-    """Measure stacks of every depth."""
+    """Measure the curvature of stacks of every depth."""
     cases: list[tuple[Regime, str]] = [(regime, gate) for regime in options.regimes for gate in options.gates]
     parts = report_parts(cases, tell, work="depth", describe=", ".join)
     return DepthResult(options=options, curves=tuple(_curve(regime, gate, options) for regime, gate in parts))
 
 
 def structured_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptions, seed: int) -> list[AttentionArrays]:
-    """Return the same layer `depth` times, with gates at the options' strength over x."""
+    """Return one layer `depth` times, with gates of the chosen strength over x."""
     rng = np.random.default_rng(seed)
     shape = HeadShape.of(d_model=options.d_model, num_heads=options.num_heads)
     frame = _orthogonal(rng, shape.d_model)
     quarter = frame @ np.kron(np.eye(shape.d_model // 2), [[0.0, -1.0], [1.0, 0.0]]) @ frame.T
-    inward = _split_heads(frame, shape)
+    # One matrix per head, (H, d, h).
+    inward = torch.from_numpy(frame).unflatten(1, (shape.num_heads, shape.head_dim)).transpose(0, 1).contiguous()
     gates = Gates.parse(gate)
     parameters: dict[GatePath, dict[str, torch.Tensor]] = {}
     for one in gates:
@@ -174,45 +163,35 @@ def structured_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptio
 
 
 def random_stack(gate: str, depth: int, x: torch.Tensor, options: DepthOptions, seed: int) -> list[AttentionArrays]:
-    """Return layers as they are initialised, each with gates at the options' strength over x."""
+    """Return freshly initialized layers, each with gates of the chosen strength over x."""
     torch.manual_seed(seed)
-    layers: list[AttentionArrays] = []
-    for _ in range(depth):
-        layer = GatedAttention(options.d_model, options.num_heads, gate=gate, dtype=torch.float64).arrays()
-        detached = layer.with_parameters({name: array.detach() for name, array in layer.parameters().items()})
-        layers.append(with_strength(detached, x, options.strength))
-    return layers
+    return [initialized_layer(gate, x, options.strength, num_heads=options.num_heads) for _ in range(depth)]
 
 
 def fit_growth(depths: Sequence[int], medians: FloatArray, against: Literal["log depth", "depth"]) -> Growth:
-    """Fit log medians (seed, depth) by a line for each seed; at least two seeds and positive numbers."""
+    """Fit a line to the log medians (seed, depth) of each seed; needs two seeds and positive medians."""
     at = np.log(depths) if against == "log depth" else np.asarray(depths, dtype=np.float64)
-    centred = at - at.mean()
+    centered = at - at.mean()
     logs = np.log(medians)
-    slopes = logs @ centred / (centred @ centred)
-    left = logs - logs.mean(axis=1, keepdims=True) - slopes[:, None] * centred
-    low, high = t_interval(slopes.tolist())
-    return Growth(
-        against=against,
-        slope=float(slopes.mean()),
-        low=low,
-        high=high,
-        residual=math.sqrt(float((left**2).mean())),
-    )
+    slopes = logs @ centered / (centered @ centered)
+    left = logs - logs.mean(axis=1, keepdims=True) - slopes[:, None] * centered
+    mean = SeedMean.of(slopes.tolist())
+    residual = math.sqrt(float((left**2).mean()))
+    return Growth(against=against, slope=float(slopes.mean()), low=mean.low, high=mean.high, residual=residual)
 
 
 def finding(result: DepthResult) -> str:
-    """Say what holds, from the numbers."""
+    """State the result in sentences."""
     depths, parts = result.options.depths, list[str]()
     for regime in result.options.regimes:
         curves = [curve for curve in result.curves if curve.regime == regime]
         flat = [curve.gate for curve in curves if curve.flat]
         bent = [curve for curve in curves if not curve.flat]
-        parts.append(f"{WHERE[regime]}:")
+        parts.append(f"{_TITLES[regime]}:")
         if flat:
             parts.append(f"{', '.join(flat)} stays flat at every depth.")
         if bent:
-            exponents = "; ".join(f"{curve.gate} {_in_words(curve, depths)}" for curve in bent)
+            exponents = "; ".join(f"{curve.gate} {_list_exponents(curve, depths)}" for curve in bent)
             levels = ", ".join(f"{curve.gate} {curve.levels[-1]:.2g}" for curve in bent)
             parts.append(
                 f"Local exponents of median |K| from each depth to the next ({', '.join(map(str, depths))} layers): "
@@ -220,21 +199,20 @@ def finding(result: DepthResult) -> str:
             )
     still = [f"{curve.gate} ({curve.regime})" for curve in result.curves if not curve.flat and not curve.grows]
     parts.append(
-        f"No growth is shown for {', '.join(still)}."
+        f"No significant growth for {', '.join(still)}."
         if still
-        else "What bends grows, 95 % intervals over seeds above 0."
+        else "Curvature above rounding error grows with depth in all cases (95 % intervals over seeds above 0)."
     )
     return " ".join(parts)
 
 
-def _in_words(curve: DepthCurve, depths: Sequence[int]) -> str:
-    """Exponents in turn; the first and the last with their intervals."""
+def _list_exponents(curve: DepthCurve, depths: Sequence[int]) -> str:
+    """List the exponents in order, the first and the last with their intervals."""
     exponents = curve.local_exponents(depths)
-    ends = {exponents[0], exponents[-1]}
-    return ", ".join(
-        f"{each.value:.2f} ({each.low:.2f} … {each.high:.2f})" if each in ends else f"{each.value:.2f}"
-        for each in exponents
-    )
+    words = [f"{each.value:.2f}" for each in exponents]
+    for end in (0, -1):
+        words[end] = format_interval(exponents[end], ".2f")
+    return ", ".join(words)
 
 
 def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
@@ -253,24 +231,95 @@ def _curve(regime: Regime, gate: str, options: DepthOptions) -> DepthCurve:
 
 
 def _seed_curvatures(regime: Regime, gate: str, options: DepthOptions, seed: int) -> FloatArray:
-    """Measure relative curvatures (depth, plane) of one seed; shallow stacks begin the deepest."""
+    """Measure relative curvatures (depth, plane) of one seed; shallow stacks are the first layers of the deepest."""
     rng = np.random.default_rng(1000 + seed)
     x = torch.from_numpy(rng.standard_normal((options.length, options.d_model)))
     build = structured_stack if regime == "structured" else random_stack
     stack = build(gate, max(options.depths), x, options, seed)
     u, v = rng.standard_normal((2, options.num_planes, options.d_model))
-    rows: list[FloatArray] = []
-    for depth in options.depths:
-        chart = depth_chart(stack[:depth], x, moving=1)
-        size = float((chart(chart.start) ** 2).sum())
-        rows.append(sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=options.tangent).numpy())
-    return np.stack(rows)
+    charts = (depth_chart(stack[:depth], x, moving=1) for depth in options.depths)
+    return np.stack([relative_curvature(chart, u, v, tangent=options.tangent) for chart in charts])
 
 
 def _orthogonal(rng: np.random.Generator, size: int) -> FloatArray:
     return np.linalg.qr(rng.standard_normal((size, size)))[0]
 
 
-def _split_heads(matrix: FloatArray, shape: HeadShape) -> torch.Tensor:
-    """Split (d, H h) into one matrix per head, (H, d, h)."""
-    return torch.from_numpy(matrix).unflatten(1, (shape.num_heads, shape.head_dim)).transpose(0, 1).contiguous()
+def view(result: DepthResult) -> tuple[Section, ...]:
+    """Return the curves, exponents and table of each regime."""
+    return tuple(
+        Section(
+            title=_TITLES[regime],
+            lead=f"Medians of the absolute relative curvature {_TANGENTS[result.options.tangent]}. Bold lines are "
+            "geometric means over seeds.",
+            panels=_panels(result, [curve for curve in result.curves if curve.regime == regime]),
+        )
+        for regime in result.options.regimes
+    )
+
+
+def _panels(result: DepthResult, curves: list[DepthCurve]) -> tuple[Panel, ...]:
+    bent = [curve for curve in curves if not curve.flat]
+    depths = tuple(float(depth) for depth in result.options.depths)
+    series: list[Series] = []
+    for curve in bent:
+        series += [Series(label=curve.gate, group=curve.gate, x=depths, y=row, faint=True) for row in curve.medians]
+        series.append(Series(label=curve.gate, group=curve.gate, x=depths, y=curve.levels))
+    return (
+        Lines(
+            title="Curvature against the number of layers",
+            alternative="Median |K| by depth, one color per gate and one thin line per seed.",
+            x_label="layers",
+            y_label="median |K|, relative",
+            series=tuple(series),
+            log_x=True,
+            log_y=True,
+        ),
+        interval_panel(
+            "Local exponents of |K| in depth L, which are equal under a power law",
+            "exponent, 95 % intervals over seeds",
+            {
+                f"{curve.gate}, {shallow} to {deep}": each
+                for curve in bent
+                for (shallow, deep), each in zip(
+                    pairwise(result.options.depths), curve.local_exponents(result.options.depths), strict=True
+                )
+            },
+            form=".2f",
+        ),
+        _table(result, curves),
+    )
+
+
+def _table(result: DepthResult, curves: list[DepthCurve]) -> Table:
+    fits = ("exponent of L", "low", "high", "residual (nats)", "rate per layer", "low", "high", "residual (nats)")
+    columns = (
+        Column(title="gate"),
+        *(Column(title=f"|K|, L = {depth}", digits=4) for depth in result.options.depths),
+        *(Column(title=f"positive, L = {depth}", digits=2) for depth in result.options.depths),
+        *(Column(title=name, digits=3) for name in fits),
+    )
+    rows = tuple(
+        (
+            curve.gate,
+            *np.median(np.array(curve.medians), axis=0).tolist(),
+            *curve.positive,
+            *(number for growth in curve.growth for number in (growth.slope, growth.low, growth.high, growth.residual)),
+            *(None for _ in range(0 if curve.growth else len(fits))),
+        )
+        for curve in curves
+    )
+    return Table(title="By gate", columns=columns, rows=rows, note="No fit: flat to rounding error.")
+
+
+STUDY = Study(
+    name="depth",
+    question=QUESTIONS["depth"],
+    claim="arXiv 2604.14702 claims that curvature grows systematically with depth in a structured regime. The "
+    "structured stack is our own construction, and the curvature is that of slices unless tangent=full.",
+    options=DepthOptions(),
+    result=DepthResult,
+    run=run_depth,
+    finding=finding,
+    view=view,
+)

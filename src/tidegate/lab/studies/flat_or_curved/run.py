@@ -1,7 +1,7 @@
-"""Which gates bend which charts, how much, and to which side? Random layers, and layers that are made to be spheres.
+"""Measure which gates curve which charts of attention: random layers, and layers whose chart is part of a sphere.
 
-Curvature is relative, K times the squared length of the chart's output: 1 is a sphere about the origin through it.
-The strength of a gate is the standard deviation of its logits over the sequence.
+Curvature is relative, K times the squared length of the chart's output: 1 for a sphere around the origin. The strength
+of a gate is the standard deviation of its logits over the sequence.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from tidegate.geometry import (
     frozen_weight_chart,
     input_chart,
     query_chart,
-    sectional_curvature,
     weight_chart,
 )
-from tidegate.lab.studies.curved_layers import FLAT, with_strength
+from tidegate.lab.studies.curved_layers import FLAT, initialized_layer, relative_curvature
 from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     Cap,
     cap_chart,
@@ -37,14 +36,13 @@ from tidegate.lab.studies.options import require_at_least, require_gates
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.lab.training.measurements import QUANTILES
 from tidegate.tensors.layer import AttentionArrays
-from tidegate.torch import GatedAttention
 
 CHARTS = ("weight", "frozen-weight", "query", "input", "depth")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatOrCurvedOptions:
-    """What is measured, and how often."""
+    """Gates, sizes and the number of repetitions."""
 
     gates: tuple[str, ...] = (
         "none",
@@ -62,9 +60,9 @@ class FlatOrCurvedOptions:
     )
     strengths: tuple[float, ...] = (0.1, 0.5, 2.0)
     num_layers: int = 8
-    """Random layers behind each cell, each with a sequence of its own."""
+    """Random layers per cell, each with its own sequence."""
     num_planes: int = 40
-    """Planes of each layer."""
+    """Planes per layer."""
     d_model: int = 12
     num_heads: int = 2
     length: int = 10
@@ -81,37 +79,37 @@ class FlatOrCurvedOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChartCell:
-    """The curvatures of one gate at one strength in one chart."""
+    """The distribution of curvature for one gate at one strength in one chart."""
 
     gate: str
     strength: float
-    """0 where there is no gate."""
+    """0 without a gate."""
     chart: str
     tangent: Literal["full", "plane"]
     count: int
-    """Planes; 0 where full curvature cannot be measured because the Jacobian has lower rank."""
+    """Number of planes."""
     quantiles: tuple[float, ...]
-    """At 5, 25, 50, 75 and 95 %."""
+    """5, 25, 50, 75 and 95 %."""
     positive: float
-    """Share above what rounding explains."""
+    """Share of planes with curvature above rounding error."""
     largest: float
-    """Largest absolute value."""
+    """Largest absolute curvature."""
 
     @property
     def flat(self) -> bool:
-        """Whether nothing but rounding was found."""
+        """Return whether there is only rounding error."""
         return self.largest < FLAT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatOrCurvedResult:
-    """The distribution in every cell, and the caps."""
+    """All distributions, and the caps."""
 
     options: FlatOrCurvedOptions
     cells: tuple[ChartCell, ...]
     caps: tuple[Cap, ...]
     head_grain: float
-    """Largest absolute curvature of the cap's patch under a gate of one number a head."""
+    """Largest absolute curvature of the patch under a headwise gate."""
 
 
 def run_flat_or_curved(options: FlatOrCurvedOptions, *, tell: Tell = ignore) -> FlatOrCurvedResult:
@@ -132,18 +130,16 @@ def run_flat_or_curved(options: FlatOrCurvedOptions, *, tell: Tell = ignore) -> 
 def random_layer(
     gate: str, strength: float, options: FlatOrCurvedOptions, seed: int
 ) -> tuple[AttentionArrays, torch.Tensor]:
-    """Return an initialised layer with its gates at a strength, and a sequence of normal numbers (T, d)."""
+    """Return an initialized layer with gates of a given strength, and a normal sequence (T, d)."""
     torch.manual_seed(seed)
     x = torch.randn(options.length, options.d_model, dtype=torch.float64)
-    layer = GatedAttention(options.d_model, options.num_heads, gate=gate, dtype=torch.float64).arrays()
-    parameters = {name: array.detach() for name, array in layer.parameters().items()}
-    return with_strength(layer.with_parameters(parameters), x, strength), x
+    return initialized_layer(gate, x, strength, num_heads=options.num_heads), x
 
 
 def charts_of(layer: AttentionArrays, x: torch.Tensor) -> dict[str, Chart]:
-    """Return the five charts; weight and query charts are of one head, unless there is a dense gate, which sees all."""
+    """Return the five charts; weight and query charts are of one head, unless a dense gate mixes all heads."""
     head = 0 if layer.gates.at("dense") is None else None
-    # As many keys as leave one head's weight chart a codimension.
+    # With fewer keys than channels, the weight chart of a head has a codimension.
     few = layer.shape.head_dim - 1
     return {
         "weight": weight_chart(layer, x, position=few - 1, head=head),
@@ -155,29 +151,32 @@ def charts_of(layer: AttentionArrays, x: torch.Tensor) -> dict[str, Chart]:
 
 
 def finding(result: FlatOrCurvedResult) -> str:
-    """Say what holds, from the numbers."""
-    flat = {name: _gates(result, name, flat=True) for name in CHARTS[:2]}
-    bent = {name: _gates(result, name, flat=False) for name in CHARTS[:2]}
+    """State the result in sentences."""
+    flat = {name: ", ".join(_gates(result, name, flat=True)) or "no gate" for name in CHARTS[:2]}
+    bent = {name: ", ".join(_gates(result, name, flat=False)) or "no gate" for name in CHARTS[:2]}
     by_hand, best = result.caps[0], result.caps[-1]
     planes = [cell for cell in result.cells if cell.gate == "none" and cell.tangent == "plane"]
     ungated = ", ".join(f"{100 * cell.positive:.0f} % in the {cell.chart} chart" for cell in planes if not cell.flat)
+    ungated = (
+        "In the other charts slices are curved even without a gate, mostly negatively; their positive share without a "
+        f"gate is {ungated}. {_widening(result)} "
+        if ungated
+        else ""
+    )
     return (
-        f"In the weight chart {', '.join(flat['weight'])} are flat to rounding; {', '.join(bent['weight'])} bends. In "
-        f"the frozen-weight chart {', '.join(flat['frozen-weight'])} are flat; slices bend under "
-        f"{', '.join(bent['frozen-weight'])}. In the other charts slices bend without any gate, mostly to the negative "
-        f"side; the positive share of the ungated ones is {ungated}. {_widening(result)} A gate of one number a "
-        f"feature that reads the output makes a patch of strictly positive curvature in the weight chart: of three "
-        f"features, by hand, between "
-        f"{by_hand.low:.3f} and {by_hand.high:.3f}; of {best.width} fitted features a cap of the unit sphere that "
-        f"reaches 60° from its pole, where curvature differs from 1 by at most "
-        f"{max(1 - best.low, best.high - 1):.1e} and the distance from the sphere is at most {best.distance:.1e} "
-        f"radii. With one number a head the patch stays developable (|K| at most {result.head_grain:.1e}); without a "
+        f"The weight chart is flat to rounding error with {flat['weight']} and curved with {bent['weight']}. Slices of "
+        f"the frozen-weight chart are flat with {flat['frozen-weight']} and curved with {bent['frozen-weight']}. "
+        f"{ungated}An elementwise gate that reads the output gives the weight chart a patch of strictly positive "
+        f"curvature: with three features, by hand, between {by_hand.low:.3f} and {by_hand.high:.3f}; with {best.width} "
+        f"fitted features a cap of the unit sphere up to 60° from its pole, whose curvature differs from 1 by at most "
+        f"{max(1 - best.low, best.high - 1):.1e} and whose distance from the sphere is at most {best.distance:.1e} "
+        f"radii. With a headwise gate the patch stays developable (|K| at most {result.head_grain:.1e}); without a "
         "gate it is a plane."
     )
 
 
 def _widening(result: FlatOrCurvedResult) -> str:
-    """Say under how many gates slices spread more widely than without one, by chart and strength."""
+    """Count the gates with a wider spread of slice curvature than without a gate, by chart and strength."""
     widths = {
         (cell.chart, cell.gate, cell.strength): cell.quantiles[-1] - cell.quantiles[0]
         for cell in result.cells
@@ -190,18 +189,17 @@ def _widening(result: FlatOrCurvedResult) -> str:
             for strength in result.options.strengths
         ]
         for chart in CHARTS[2:]
-        if (chart, "none", 0.0) in widths
     }
     strengths = ", ".join(f"{strength:g}" for strength in result.options.strengths)
     words = ", ".join(f"{chart} chart {', '.join(map(str, found))}" for chart, found in counts.items())
     return (
-        f"Of {len(gates)} gates, those whose middle 90 % of slices is wider than without a gate, at the strengths "
-        f"{strengths}: {words}."
+        f"Of {len(gates)} gates, the number whose middle 90 % of slice curvature is wider than without a gate, at the "
+        f"strengths {strengths}: {words}."
     )
 
 
 def _gates(result: FlatOrCurvedResult, chart: str, *, flat: bool) -> list[str]:
-    """List the gates whose slices are flat at every strength, or bent at every strength."""
+    """List the gates whose slices are flat at every strength, or curved at every strength."""
     cells = [cell for cell in result.cells if cell.chart == chart and cell.tangent == "plane"]
     return [gate for gate in result.options.gates if all(cell.flat == flat for cell in cells if cell.gate == gate)]
 
@@ -229,13 +227,12 @@ def _cells(gate: str, strength: float, options: FlatOrCurvedOptions) -> Iterator
 
 
 def _curvatures(chart: Chart, tangent: Literal["full", "plane"], count: int, seed: int) -> np.ndarray:
-    """Measure relative curvatures of random planes; empty if full curvature is trivial or its Jacobian lacks rank."""
+    """Measure relative curvatures of random planes; empty if full curvature is trivial or the Jacobian lacks rank."""
     if tangent == "full" and not chart.says_something:
         return np.empty(0)
     u, v = np.random.default_rng(seed).standard_normal((2, count, chart.dimension))
-    size = float((chart(chart.start) ** 2).sum())
     try:
-        return sectional_curvature(chart, chart.start, u, v, covariance=size, tangent=tangent).numpy()
+        return relative_curvature(chart, u, v, tangent=tangent)
     except GeometryError:
         if tangent == "plane":
             raise

@@ -1,7 +1,8 @@
-"""The distributions of curvature, and the caps, as panels and pictures."""
+"""Panels and figures of the distributions of curvature and of the caps, and the study."""
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from tidegate.geometry import Chart, gaussian_curvature
+from tidegate.lab.studies.catalogue import QUESTIONS
 from tidegate.lab.studies.drawing import GREY, label_axes, new_figure
 from tidegate.lab.studies.flat_or_curved.run import (
     CHARTS,
@@ -19,7 +21,9 @@ from tidegate.lab.studies.flat_or_curved.run import (
     FlatOrCurvedOptions,
     FlatOrCurvedResult,
     charts_of,
+    finding,
     random_layer,
+    run_flat_or_curved,
 )
 from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     PATCH,
@@ -30,42 +34,47 @@ from tidegate.lab.studies.flat_or_curved.spherical_cap import (
     three_features,
     ungated_chart,
 )
+from tidegate.lab.studies.study import Study
 from tidegate.report.page import Column, Map, Maps, Section, Table
 from tidegate.tensors.palette import LINES
 
 
 def view(result: FlatOrCurvedResult) -> tuple[Section, ...]:
-    """Show shares of positive curvature, all distributions, and the caps."""
+    """Return the shares of positive curvature, all distributions, and the caps."""
     return (
         Section(
             title="Gates, charts, strengths",
-            lead="Relative curvature: 1 is a sphere about the origin through the output.",
+            lead="Relative curvature: 1 for a sphere around the origin.",
             panels=(_shares(result), _cells_table(result)),
         ),
         Section(
             title="Caps of a sphere",
-            lead="Weight charts of one head over three keys; the gate has one number a feature and reads the output.",
+            lead="Weight charts of one head over three keys, with an elementwise gate that reads the output.",
             panels=(_caps_table(result),),
         ),
     )
 
 
 def figures(result: FlatOrCurvedResult) -> dict[str, Figure]:
-    """Draw distributions of slice curvature, the surfaces of all charts, and the caps."""
+    """Draw the distributions of slice curvature, the surfaces of all charts, and the caps."""
     return {"flat-or-curved.svg": _distributions(result), "surfaces.png": _surfaces(), "cap.png": _caps(result)}
 
 
 def _shares(result: FlatOrCurvedResult) -> Maps:
-    gates = [gate for gate in result.options.gates if gate != "none"]
+    # Cells without a gate have strength 0 and come first.
+    gates = sorted(result.options.gates, key=lambda gate: gate != "none")
+    positive = {
+        (cell.gate, cell.strength, cell.chart): cell.positive for cell in result.cells if cell.tangent == "plane"
+    }
     maps: list[Map] = []
     for strength in result.options.strengths:
-        rows = [_planes(result, "none", 0.0), *(_planes(result, gate, strength) for gate in gates)]
-        values = tuple(tuple(row[chart].positive for chart in CHARTS) for row in rows)
+        rows = [(gate, 0.0 if gate == "none" else strength) for gate in gates]
+        values = tuple(tuple(positive[*row, chart] for chart in CHARTS) for row in rows)
         maps.append(Map(label=f"strength {strength:g}", values=values))
     return Maps(
         title="Share of slices with positive curvature",
-        alternative=f"For each strength, gates (none, {', '.join(gates)}) by charts ({', '.join(CHARTS)}).",
-        row_label=f"gate: none, {', '.join(gates)}",
+        alternative=f"For each strength, gates ({', '.join(gates)}) by charts ({', '.join(CHARTS)}).",
+        row_label=f"gate: {', '.join(gates)}",
         column_label=f"chart: {', '.join(CHARTS)}",
         value_label="share",
         maps=tuple(maps),
@@ -73,22 +82,14 @@ def _shares(result: FlatOrCurvedResult) -> Maps:
     )
 
 
-def _planes(result: FlatOrCurvedResult, gate: str, strength: float) -> dict[str, ChartCell]:
-    return {
-        cell.chart: cell
-        for cell in result.cells
-        if cell.gate == gate and cell.strength == strength and cell.tangent == "plane"
-    }
-
-
 def _cells_table(result: FlatOrCurvedResult) -> Table:
     columns = (
         Column(title="gate"),
         Column(title="strength", digits=1, help="Standard deviation of the gate's logits."),
         Column(title="chart"),
-        Column(title="tangent", help="full: of the manifold; plane: of a slice of two dimensions."),
+        Column(title="tangent", help="full: the whole manifold; plane: a two-dimensional slice."),
         *(Column(title=name, digits=4, signed=True) for name in ("5 %", "25 %", "median", "75 %", "95 %")),
-        Column(title="positive", digits=2, help="Share above rounding."),
+        Column(title="positive", digits=2, help="Share above rounding error."),
         Column(title="largest", digits=4, help="Absolute value."),
     )
     rows = tuple(
@@ -102,18 +103,18 @@ def _caps_table(result: FlatOrCurvedResult) -> Table:
     columns = (
         Column(title="cap"),
         Column(title="features"),
-        *(Column(title=name, digits=6) for name in ("least K", "mean K", "largest K", "radius")),
-        Column(title="distance from a sphere", unit="radii × 10⁻⁶", digits=3),
+        *(Column(title=name, digits=6) for name in ("minimum K", "mean K", "maximum K", "radius")),
+        Column(title="distance from the sphere", unit="radii × 10⁻⁶", digits=3),
     )
     rows = tuple(
         (cap.name, float(cap.width), cap.low, cap.mean, cap.high, cap.radius, 1e6 * cap.distance) for cap in result.caps
     )
-    note = f"With one number a head the largest |K| on the patch is {result.head_grain:.1e}."
-    return Table(title="How near to a sphere", columns=columns, rows=rows, note=note)
+    note = f"With a headwise gate the largest |K| on the patch is {result.head_grain:.1e}."
+    return Table(title="Distance from a sphere", columns=columns, rows=rows, note=note)
 
 
 def _distributions(result: FlatOrCurvedResult) -> Figure:
-    """For each chart and gate the middle 90 % of slice curvature, by strength."""
+    """Draw the middle 90 % of slice curvature for each chart, gate and strength."""
     gates = result.options.gates
     figure = new_figure(9.6, 3.6)
     all_axes: Any = figure.subplots(1, len(CHARTS), sharey=True)
@@ -128,10 +129,9 @@ def _distributions(result: FlatOrCurvedResult) -> Figure:
                 _interval(axes, cell, gates.index(cell.gate), result.options.strengths)
     all_axes[0].set_yticks(range(len(gates)), gates)
     all_axes[0].invert_yaxis()
-    handles = [
-        figure.axes[0].plot([], [], color=LINES[place], linewidth=2, label=f"gate strength {strength:g}")[0]
-        for place, strength in enumerate(result.options.strengths)
-    ]
+    handles: list[Any] = []
+    for strength, color in zip(result.options.strengths, cycle(LINES), strict=False):
+        handles += all_axes[0].plot([], [], color=color, linewidth=2, label=f"gate strength {strength:g}")
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
     figure.suptitle("Relative slice curvature: medians and the middle 90 %", fontsize=10)
     return figure
@@ -139,15 +139,15 @@ def _distributions(result: FlatOrCurvedResult) -> Figure:
 
 def _interval(axes: Any, cell: ChartCell, row: int, strengths: tuple[float, ...]) -> None:
     place = strengths.index(cell.strength) if cell.strength in strengths else 1
-    colour = LINES[place] if cell.gate != "none" else "black"
+    color = LINES[place % len(LINES)] if cell.gate != "none" else "black"
     y = row + 0.22 * (place - 1)
     low, _, median, _, high = cell.quantiles
-    axes.plot([low, high], [y, y], color=colour, linewidth=1.4, solid_capstyle="butt")
-    axes.plot([median], [y], "o", color=colour, markersize=2.6)
+    axes.plot([low, high], [y, y], color=color, linewidth=1.4, solid_capstyle="butt")
+    axes.plot([median], [y], "o", color=color, markersize=2.6)
 
 
 def _surfaces() -> Figure:
-    """A slice of every chart, without a gate and with one that reads the output."""
+    """Draw a slice of every chart, without a gate and with one that reads the output."""
     options = FlatOrCurvedOptions()
     figure = new_figure(9.6, 4.2)
     for row, (gate, strength) in enumerate((("none", 0.0), ("output:output", 2.0))):
@@ -182,18 +182,18 @@ def _caps(result: FlatOrCurvedResult) -> Figure:
 
 
 def _surface(axes: Any, chart: Chart, grid: NDArray[np.float64]) -> None:
-    """Draw a surface over a grid (rows, columns, 2) in its three principal directions, coloured by curvature."""
+    """Draw a surface over a grid (rows, columns, 2) in its three principal directions, colored by curvature."""
     points = torch.from_numpy(grid.reshape(-1, 2))
     places = torch.stack([chart(point) for point in points]).numpy()
     size = float((places**2).sum(axis=1).mean())
     curvature = gaussian_curvature(chart, points, covariance=size).numpy()
-    centred = places - places.mean(axis=0)
-    shape = centred @ np.linalg.svd(centred, full_matrices=False)[2][:3].T
-    # The cube root lets weak curvature show its sign beside strong.
-    colours = colormaps["coolwarm"](Normalize(-1, 1)(np.cbrt(curvature).clip(-1, 1)))
+    centered = places - places.mean(axis=0)
+    shape = centered @ np.linalg.svd(centered, full_matrices=False)[2][:3].T
+    # The cube root keeps the sign of weak curvature visible next to strong curvature.
+    colors = colormaps["coolwarm"](Normalize(-1, 1)(np.cbrt(curvature).clip(-1, 1)))
     x, y, z = (part.reshape(grid.shape[:2]) for part in shape.T)
-    axes.plot_surface(x, y, z, facecolors=colours.reshape(*grid.shape[:2], 4), rcount=40, ccount=40, linewidth=0)
-    # One scale for all three axes: rounding must not look like waves.
+    axes.plot_surface(x, y, z, facecolors=colors.reshape(*grid.shape[:2], 4), rcount=40, ccount=40, linewidth=0)
+    # One scale for all three axes: rounding error must not look like waves.
     extent = np.ptp(shape, axis=0)
     extent = np.maximum(extent, 0.02 * extent.max())
     low = (shape.max(axis=0) + shape.min(axis=0) - extent) / 2
@@ -209,7 +209,22 @@ def _square(reach: float) -> NDArray[np.float64]:
 
 
 def _disc() -> NDArray[np.float64]:
-    """First two weights on a polar grid over the patch."""
+    """Return the first two weights on a polar grid over the patch."""
     radius, angle = np.linspace(1e-3, PATCH, 12), np.linspace(0, 2 * np.pi, 37)
     around = np.stack([np.outer(radius, np.cos(angle)), np.outer(radius, np.sin(angle))], axis=-1)
     return 1 / 3 + (around @ simplex_frame().T)[..., :2]
+
+
+STUDY = Study(
+    name="flat-or-curved",
+    question=QUESTIONS["flat-or-curved"],
+    claim="arXiv 2604.14702 claims that ungated attention is intrinsically flat, and that multiplicative gating allows "
+    "curvature, also positive. We measure five charts, which differ in the inputs that vary, and gates at chosen "
+    "strengths. Magnitudes in different charts are not comparable.",
+    options=FlatOrCurvedOptions(),
+    result=FlatOrCurvedResult,
+    run=run_flat_or_curved,
+    finding=finding,
+    view=view,
+    figures=figures,
+)

@@ -1,18 +1,16 @@
-"""Do gates learn when they are added to a trained model, and which remedy makes them move?
+"""Fine-tune gates that were added to a trained model, by several recipes.
 
-A small Llama is trained without gates on Python's own sources, byte by byte, each window behind a token that stands
-for its start. Copies of it are given output gates that start at exactly 1, and go on for some steps in which the gates
-alone learn, at several rates, with and without decay, or in which gates learn first and then all weights together. The
-controls go on for as many steps on the same batches with all weights of the model: without gates at two rates, and with
-them.
+A small byte-level Llama is trained without gates on Python's own sources; a start token precedes each window. Copies
+receive output gates that start at exactly 1 and are fine-tuned for some steps: only the gates, at several learning
+rates, with and without weight decay; or the gates first and then all weights. The controls fine-tune all weights on the
+same batches for as many steps: without gates at two learning rates, and with gates.
 """
 
 from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,12 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tidegate.lab.judging import t_interval
+from tidegate.lab.studies.catalogue import QUESTIONS
+from tidegate.lab.studies.intervals import SeedMean, format_interval, interval_panel
 from tidegate.lab.studies.options import require_at_least
+from tidegate.lab.studies.study import Study
 from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.lab.training.loop import train, warmup_and_linear_decay
+from tidegate.report.page import CellValue, Column, Intervals, Section, Table
 from tidegate.torch.gate import AttentionGate, gate_parameters
 from tidegate.torch.observing import observe
 
@@ -38,17 +39,17 @@ Groups: TypeAlias = list[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """How a trained model goes on."""
+    """A recipe for fine-tuning a trained model."""
 
     name: str
     gate_rate: float | None = None
-    """The gates' learning rate as a multiple of the base rate; None adds no gates."""
+    """Learning rate of the gates as a multiple of the base rate; None adds no gates."""
     gate_decay: bool = False
-    """Whether the gates' weights decay."""
+    """Whether weight decay applies to the gates."""
     whole_rate: float | None = None
-    """The learning rate of all other weights, likewise; None keeps them as they are."""
+    """Learning rate of all other weights as a multiple of the base rate; None freezes them."""
     gates_first: bool = False
-    """Whether gates learn alone for the first half of the steps; then each half has a warm-up of its own."""
+    """Whether only the gates are trained in the first half of the steps; each half then has its own warm-up."""
 
 
 CONTROL = Remedy(name="whole model ×1, no gates", whole_rate=1.0)
@@ -67,7 +68,7 @@ REMEDIES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateTuningOptions:
-    """Sizes of the model, of its training and of what follows."""
+    """Sizes of the model, of its training and of the fine-tuning."""
 
     hidden_size: int = 64
     intermediate_size: int = 128
@@ -80,62 +81,48 @@ class GateTuningOptions:
     training_rate: float = 3e-3
     tuning_steps: int = 150
     base_rate: float = 3e-4
-    """Of what follows the training; remedies multiply it."""
+    """Learning rate of the fine-tuning, which remedies multiply."""
     decay: float = 0.1
-    """Of gates, where a remedy asks for it."""
+    """Weight decay of the gates in remedies with decay."""
     num_validation_tokens: int = 16_384
     num_seeds: int = 5
 
     def __post_init__(self) -> None:
-        # Gates that learn first do so for half of the steps, and intervals need two seeds.
+        # Each half of the fine-tuning needs a step, and an interval two seeds.
         require_at_least(self, training_steps=1, tuning_steps=2, batch_size=1, length=2, num_seeds=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFigures:
-    """One model on the validation text."""
+    """Metrics of one model on the validation text."""
 
     loss: float
-    """Nats a byte."""
+    """In nats per byte."""
     sink: float
-    """Attention to the start of the window, the mean over layers, heads and all queries but the first."""
+    """Attention to the start token: the mean over layers, heads and all queries but the first."""
     strongest: float
-    """The same in the head that has most of it."""
+    """Attention to the start token in the head with the largest."""
     movement: float | None
-    """Mean distance of the gates from 1; None without gates."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """A mean difference over seeds, and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def shown(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
+    """Mean |gate - 1|; None without gates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemedyRow:
-    """One remedy: what it gives under each seed, and what it changes."""
+    """The metrics after one remedy under each seed, and the mean changes."""
 
     remedy: Remedy
     measured: tuple[ModelFigures, ...]
-    loss: Change
-    """After it, less before it."""
-    sink: Change
-    strongest: Change
-    against_control: Change | None
-    """Loss less that of the control, whose own is None."""
+    loss: SeedMean
+    """Change of the loss by the fine-tuning."""
+    sink: SeedMean
+    strongest: SeedMean
+    against_control: SeedMean | None
+    """Difference in loss from the control; None for the control."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateTuningResult:
-    """The trained models under each seed, and every remedy."""
+    """The trained models under each seed, and all remedies."""
 
     options: GateTuningOptions
     num_parameters: int
@@ -145,7 +132,7 @@ class GateTuningResult:
 
 
 def run_gate_tuning(options: GateTuningOptions, *, tell: Tell = ignore) -> GateTuningResult:
-    """Train a model for each seed, let copies of it go on by each remedy, and measure them all."""
+    """Train a model for each seed, fine-tune a copy by each remedy, and measure all models."""
     data = replace(text_task(length=options.length), num_validation_tokens=options.num_validation_tokens).load()
     before: list[ModelFigures] = []
     after: dict[Remedy, list[ModelFigures]] = {remedy: [] for remedy in REMEDIES}
@@ -169,32 +156,36 @@ def run_gate_tuning(options: GateTuningOptions, *, tell: Tell = ignore) -> GateT
 
 
 def finding(result: GateTuningResult) -> str:
-    """Say what holds, from the numbers."""
+    """State the result in sentences."""
+    before = {name: _mean(result.before, name) for name in ("loss", "sink", "strongest")}
     alone = [row for row in result.rows if row.remedy.whole_rate is None]
     best = min(alone, key=lambda row: row.loss.value)
     moved = statistics.fmean(each.movement or 0.0 for each in best.measured)
-    others = "; ".join(f"{row.remedy.name} {_in_words(row.loss)}" for row in result.rows if row not in alone)
+    others = "; ".join(f"{row.remedy.name} {_describe(row.loss)}" for row in result.rows if row not in alone)
     return (
-        f"Before, the loss is {statistics.fmean(each.loss for each in result.before):.4f} nats a byte, "
-        f"{statistics.fmean(each.sink for each in result.before):.3f} of attention goes to the start of the window and "
-        f"{statistics.fmean(each.strongest for each in result.before):.3f} in the head that looks there most. "
-        f"Of the remedies in which gates alone learn, {best.remedy.name} changes the loss most, by "
-        f"{_in_words(best.loss)}, attention to the start by {_in_words(best.sink)}, in the strongest head by "
-        f"{_in_words(best.strongest)}; its gates end {moved:.3f} from 1 on average. "
-        f"With all weights learning, the loss changes by: {others}."
+        f"Before fine-tuning the loss is {before['loss']:.4f} nats/byte; attention to the start token is "
+        f"{before['sink']:.3f} on average and {before['strongest']:.3f} in the strongest head. "
+        f"Of the remedies that train only the gates, {best.remedy.name} changes the loss most, by "
+        f"{_describe(best.loss)}, attention to the start token by {_describe(best.sink)}, in the strongest head by "
+        f"{_describe(best.strongest)}; its gates end at a mean distance of {moved:.3f} from 1. "
+        f"With all weights trained, the loss changes by: {others}."
     )
 
 
-def _in_words(change: Change) -> str:
-    shown = "" if change.shown else ", which includes 0"
-    return f"{change.value:+.4f} ({change.low:+.4f} … {change.high:+.4f}{shown})"
+def _mean(models: Sequence[ModelFigures], name: str) -> float:
+    return statistics.fmean(getattr(each, name) for each in models)
+
+
+def _describe(change: SeedMean) -> str:
+    words = format_interval(change, "+.4f")
+    return words if change.excludes(0) else f"{words[:-1]}, which includes 0)"
 
 
 def _train_ungated(data: TextData, options: GateTuningOptions, seed: int) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        # The last token is the start of a window.
+        # The last token is the start token.
         vocab_size=data.vocab_size + 1,
         hidden_size=options.hidden_size,
         intermediate_size=options.intermediate_size,
@@ -218,7 +209,7 @@ def _train_ungated(data: TextData, options: GateTuningOptions, seed: int) -> Lla
 def _continue_training(
     trained: LlamaForCausalLM, remedy: Remedy, data: TextData, options: GateTuningOptions, seed: int
 ) -> LlamaForCausalLM:
-    """Train a copy further by the remedy, on batches that the first training has not seen."""
+    """Fine-tune a copy by the remedy, on batches that the first training has not seen."""
     from tidegate.torch.retrofit import add_gates
 
     model = copy.deepcopy(trained)
@@ -236,9 +227,9 @@ def _continue_training(
 
 
 def _groups(model: LlamaForCausalLM, remedy: Remedy, options: GateTuningOptions) -> Groups:
-    """Group what learns by its rate and decay, and freeze the rest.
+    """Group the trained parameters by learning rate and decay, and freeze the others.
 
-    These are not the public groups, in which gates never decay: some remedies let them.
+    The public groups do not serve here, because their gates never decay.
     """
     gates = list(gate_parameters(model))
     known = set(gates)
@@ -274,7 +265,12 @@ def _loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
 def _measure(model: LlamaForCausalLM, data: TextData) -> ModelFigures:
     model.eval()
     batches = data.validation()
-    with observe(model, keys=1, residual=False) as watcher, _gate_distances(model) as distances:
+    distances: list[float] = []
+    with observe(model, keys=1, residual=False) as watcher:
+        for module in model.modules():
+            if isinstance(module, AttentionGate):
+                # The hook is not removed: no model is used after it is measured, except one without gates.
+                module.register_forward_hook(lambda *call: distances.append(float((call[2] - 1).abs().mean())))
         losses = [float(_loss(model, batch)) for batch in batches]
     masses = [head.mean for layer in watcher.observation().layers for head in layer.heads["mass"]]
     return ModelFigures(
@@ -285,28 +281,11 @@ def _measure(model: LlamaForCausalLM, data: TextData) -> ModelFigures:
     )
 
 
-@contextmanager
-def _gate_distances(model: nn.Module) -> Generator[list[float]]:
-    """Collect the mean of |gate - 1| in every call of every gate."""
-    distances: list[float] = []
-    gates = [module for module in model.modules() if isinstance(module, AttentionGate)]
-    handles = [
-        gate.register_forward_hook(lambda *call: distances.append(float((call[2] - 1).abs().mean()))) for gate in gates
-    ]
-    try:
-        yield distances
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _row(
     remedy: Remedy, measured: Sequence[ModelFigures], before: Sequence[ModelFigures], control: Sequence[ModelFigures]
 ) -> RemedyRow:
-    def change(name: str, since: Sequence[ModelFigures]) -> Change:
-        differences = [getattr(new, name) - getattr(old, name) for new, old in zip(measured, since, strict=True)]
-        low, high = t_interval(differences)
-        return Change(value=statistics.fmean(differences), low=low, high=high)
+    def change(name: str, since: Sequence[ModelFigures]) -> SeedMean:
+        return SeedMean.of([getattr(new, name) - getattr(old, name) for new, old in zip(measured, since, strict=True)])
 
     return RemedyRow(
         remedy=remedy,
@@ -316,3 +295,59 @@ def _row(
         strongest=change("strongest", before),
         against_control=None if remedy == CONTROL else change("loss", control),
     )
+
+
+_CHANGES = {
+    "loss": "Change in loss",
+    "against_control": f"Difference in loss from {CONTROL.name}",
+    "sink": "Change in attention to the start token",
+    "strongest": "Change in attention to the start token in the strongest head",
+}
+
+
+def view(result: GateTuningResult) -> tuple[Section, ...]:
+    """Return a table of all remedies, and their changes with intervals."""
+    options = result.options
+    lead = (
+        f"A Llama of {result.num_parameters:,} parameters, {options.training_steps} steps of {options.batch_size} × "
+        f"{options.length} bytes; then {options.tuning_steps} steps with {result.num_gate_parameters:,} gate "
+        f"parameters, base rate {options.base_rate:g}, {options.num_seeds} seeds. Intervals are not simultaneous."
+    )
+    return (
+        Section(title="Remedies", lead=lead, panels=(_table(result), *(_intervals(result, name) for name in _CHANGES))),
+    )
+
+
+def _table(result: GateTuningResult) -> Table:
+    columns = (
+        Column(title="remedy"),
+        Column(title="loss", unit="nats/byte", digits=4, better="low"),
+        Column(title="attention to the start token", digits=4, help="The mean over layers, heads and queries."),
+        Column(title="in the strongest head", digits=4),
+        Column(title="mean |gate − 1|", digits=4),
+    )
+    measured = {"before": result.before, **{row.remedy.name: row.measured for row in result.rows}}
+    rows: list[tuple[CellValue, ...]] = []
+    for name, models in measured.items():
+        means = (_mean(models, part) for part in ("loss", "sink", "strongest"))
+        movements = [each.movement for each in models if each.movement is not None]
+        rows.append((name, *means, statistics.fmean(movements) if movements else None))
+    return Table(title="Means over seeds", columns=columns, rows=tuple(rows))
+
+
+def _intervals(result: GateTuningResult, name: str) -> Intervals:
+    changes = {row.remedy.name: getattr(row, name) for row in result.rows if getattr(row, name) is not None}
+    return interval_panel(_CHANGES[name], "difference, 95 % intervals over seeds", changes, form="+.4f")
+
+
+STUDY = Study(
+    name="gate-tuning",
+    question=QUESTIONS["gate-tuning"],
+    claim="Our own question: no paper is on gates that are added to a trained model. Attention to the start token is "
+    "measured because the bilinear-modulation note, arXiv 2505.06708 and arXiv 2602.01468 claim that gates lower it.",
+    options=GateTuningOptions(),
+    result=GateTuningResult,
+    run=run_gate_tuning,
+    finding=finding,
+    view=view,
+)

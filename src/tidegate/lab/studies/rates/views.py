@@ -1,53 +1,66 @@
-"""What the study of rates found, as panels: slopes, errors, flat directions, the modulus, and the limits."""
+"""Panels of slopes, errors, flat directions, the modulus and the limits, and the study."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 
-from tidegate.lab.studies.rates.result import ErrorCurve, RatesResult, Slope
-from tidegate.lab.studies.rates.run import list_names
+from tidegate.lab.studies.catalogue import QUESTIONS
+from tidegate.lab.studies.rates.run import (
+    QUICK,
+    ErrorCurve,
+    RatesOptions,
+    RatesResult,
+    Slope,
+    finding,
+    list_names,
+    run_rates,
+)
+from tidegate.lab.studies.study import Study
 from tidegate.report.page import CellValue, Column, Estimate, Intervals, Lines, Panel, Prose, Section, Series, Table
 
 _ZERO = 1e-12
+_log_lines = partial(Lines, log_x=True, log_y=True)
+_signed = partial(Column, digits=3, signed=True)
 _PLACEMENT = Column(title="placement of the gate")
-_CONVERGED = Column(title="converged", unit="%", digits=0, help="Of the fits, at the size where it is least.")
+_CONVERGED = Column(title="converged", unit="%", digits=0, help="Share of the fits, at the worst sample size.")
 _SLOPE_COLUMNS = (
-    *(Column(title=title, digits=3, signed=True) for title in ("slope", "from", "to")),
+    *(_signed(title=title) for title in ("slope", "from", "to")),
     _CONVERGED,
     Column(title="verdict"),
 )
-_KINDS = {"vector_mass": "sums over each true gate", "scalar_mass": "sums of lengths", "raw": "single experts"}
+_KINDS = {"vector_mass": "sums over each true gate", "raw": "single experts"}
 
 
 def view(result: RatesResult) -> tuple[Section, ...]:
-    """Show what can be estimated, how fast, why, and the limits."""
+    """Return slopes, errors, flat directions, the modulus and the limits."""
     options = result.options
     return (
         Section(
             title="Slopes and verdicts",
-            lead=f"Two experts, {options.replicates} replicates of {options.starts} starts, n to {max(options.ns):,}.",
+            lead=f"2 experts, {options.replicates} replicates of {options.starts} starts, n up to {max(options.ns):,}.",
             panels=(slope_intervals(result), slope_table(result)),
         ),
         Section(
-            title="Experts and predictions of the same fits",
-            lead="Lines are medians over replicates; bands hold 80 % of them.",
+            title="Expert error and regression error of the same fits",
+            lead="Lines are medians over replicates; bands are the central 80 %.",
             panels=error_panels(result),
         ),
         Section(
-            title="What no data can tell",
-            lead="Directions of a layer's parameters in which no output changes.",
+            title="Flat directions",
+            lead="Directions in a layer's parameters along which no output changes; no data can identify them.",
             panels=(gauge_counts(result),),
         ),
         Section(
-            title="How much the function must change",
-            lead="One expert is held away from its true value and all else is fitted; what is left, data can see.",
+            title="Modulus of identifiability",
+            lead="One expert is fixed away from its true value and everything else is fitted without noise.",
             panels=tuple(modulus_panels(result)),
         ),
         Section(
-            title="Where the fit began",
-            lead="Starts lie around the truth at a fixed radius. What is not identified keeps their error.",
+            title="Dependence on the start",
+            lead="Starts are drawn around the truth at a fixed radius; experts that are not identified keep its error.",
             panels=(start_panel(result),),
         ),
         Section(title="Limits", panels=tuple(limit_panels(result))),
@@ -55,7 +68,7 @@ def view(result: RatesResult) -> tuple[Section, ...]:
 
 
 def slope_intervals(result: RatesResult) -> Intervals:
-    """Show the slopes of the expert error around 0, where more data do not help."""
+    """Return the slopes of the expert error; at 0 more data do not help."""
     items = tuple(
         Estimate(
             label=found.placement,
@@ -70,7 +83,7 @@ def slope_intervals(result: RatesResult) -> Intervals:
     )
     words = "; ".join(f"{item.label} {item.value:.2f}, {item.sentence}" for item in items)
     return Intervals(
-        title="At zero more data do not help; at −1/2 four times the data halve the error",
+        title="Slopes of the expert error: at 0 more data do not help; at −1/2 four times the data halve the error",
         alternative=f"Slope of the expert error by placement of the gate: {words}.",
         x_label="slope of log expert error in log n, 95 % interval",
         items=items,
@@ -78,7 +91,7 @@ def slope_intervals(result: RatesResult) -> Intervals:
 
 
 def slope_table(result: RatesResult) -> Table:
-    """List slopes with their intervals and verdicts, of the expert error and of the regression error beside it."""
+    """Return the slopes and verdicts of the expert error, and the slopes of the other errors."""
     rows: list[tuple[CellValue, ...]] = []
     for found in result.rates:
         expert, regression, scores = (found.slopes[metric] for metric in ("expert", "regression", "scores"))
@@ -88,27 +101,42 @@ def slope_table(result: RatesResult) -> Table:
     columns = (
         _PLACEMENT,
         Column(title="verdict on the experts"),
-        Column(title="expert error: slope", digits=3, signed=True),
-        Column(title="from", digits=3, signed=True, help="Lower end of the 95 % interval."),
-        Column(title="to", digits=3, signed=True, help="Upper end of the 95 % interval."),
-        *(Column(title=title, digits=3, signed=True) for title in ("regression error: slope", "from ", "to ")),
-        Column(title="score error: slope", digits=3, signed=True),
+        _signed(title="expert error: slope"),
+        _signed(title="from", help="Lower end of the 95 % interval."),
+        _signed(title="to", help="Upper end of the 95 % interval."),
+        *(_signed(title=title) for title in ("regression error: slope", "from ", "to ", "score error: slope")),
         _CONVERGED,
-        Column(title="spread of starts", help="Over the error, at the largest n: how far equal fits differ."),
+        Column(title="spread of starts", help="Distance between equally good fits over the error, at the largest n."),
     )
     return Table(
-        title="How errors fall with the sample size",
+        title="Slopes of the errors in the sample size",
         columns=columns,
         rows=tuple(rows),
-        note="Slopes of medians on logarithmic axes over n of 1000 and more; intervals by bootstrap over replicates.",
+        note="Slopes of log medians in log n for n of at least 1000; intervals by bootstrap over replicates.",
     )
+
+
+def slope_summary(result: RatesResult) -> Table:
+    """Return the slopes of the expert and regression errors with their intervals, narrow enough for a terminal."""
+    titles = ("gate", "experts", "expert slope", "regression slope")
+    rows = tuple(
+        (found.placement, expert.verdict, *(_format_slope(slope) for slope in (expert, found.slopes["regression"])))
+        for found in result.rates
+        for expert in [found.slopes["expert"]]
+    )
+    title = "Slopes of the errors in the sample size, with 95 % intervals"
+    return Table(title=title, columns=tuple(Column(title=each) for each in titles), rows=rows)
+
+
+def _format_slope(slope: Slope) -> str:
+    return f"{slope.slope:+.3f} ({slope.low:+.3f} … {slope.high:+.3f})"
 
 
 def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
-    """Show the expert error, and the regression error of the same fits."""
+    """Return the expert error, and the regression error of the same fits."""
     flat = list_names(found.placement for found in result.rates if found.slopes["expert"].verdict == "not identified")
     falling = list_names(found.placement for found in result.rates if found.slopes["expert"].verdict == "identified")
-    seen = [f"stays where it began for {flat}"] if flat else []
+    seen = [f"stays at its start for {flat}"] if flat else []
     seen += [f"falls for {falling}"] if falling else []
     slopes = [found.slopes["regression"].slope for found in result.rates]
     return (
@@ -117,7 +145,7 @@ def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
             result,
             "regression",
             "regression error, root mean square",
-            f"The regression error of the same fits falls everywhere: slopes {min(slopes):.2f} to {max(slopes):.2f}",
+            f"The regression error of the same fits falls: slopes {min(slopes):.2f} to {max(slopes):.2f}",
         ),
     )
 
@@ -125,19 +153,17 @@ def error_panels(result: RatesResult) -> tuple[Lines, Lines]:
 def _errors(result: RatesResult, metric: str, label: str, title: str) -> Lines:
     curves = {found.placement: found.errors[metric] for found in result.rates}
     ends = "; ".join(f"{name} {curve.median[0]:.3g} to {curve.median[-1]:.3g}" for name, curve in curves.items())
-    return Lines(
+    return _log_lines(
         title=title,
-        alternative=f"{label} against n, medians over replicates with the band of 80 %. First to last n: {ends}.",
+        alternative=f"{label} against n, medians over replicates with the central 80 %. First to last n: {ends}.",
         x_label="samples n",
         y_label=label,
         series=tuple(_series(name, curve) for name, curve in curves.items()),
-        log_x=True,
-        log_y=True,
     )
 
 
 def gauge_counts(result: RatesResult) -> Table:
-    """List the flat directions of every gate, theory beside measurement."""
+    """Return the predicted and measured flat directions of every gate."""
     rows = tuple(
         (
             count.layout,
@@ -157,7 +183,7 @@ def gauge_counts(result: RatesResult) -> Table:
         Column(title="layer"),
         Column(title="gate"),
         *(Column(title=title, digits=0) for title in (*numbers, "parameters")),
-        Column(title="gap", help="Smallest singular value that counts over the largest that does not."),
+        Column(title="gap", help="Smallest nonzero singular value over the largest zero one."),
         Column(title="agree"),
     )
     agreeing = sum(count.agrees for count in result.gauge)
@@ -165,28 +191,28 @@ def gauge_counts(result: RatesResult) -> Table:
         title=f"Flat directions: theory and measurement agree for {agreeing} of {len(result.gauge)} layers",
         columns=columns,
         rows=rows,
-        note="Random layers of width 6 on random inputs; the rank of the exact Jacobian in float64.",
+        note="Random layers of width 6 on random inputs; rank of the exact Jacobian in float64.",
     )
 
 
 def modulus_panels(result: RatesResult) -> Iterator[Panel]:
-    """Show how much the function must change with an expert's error: curves where it must, and all exponents."""
+    """Yield the change of the function by an expert's error as curves if it is not 0, and all exponents."""
     steep = [found for found in result.modulus if found.exponent is not None]
     flat = [found for found in result.modulus if found.exponent is None]
     if steep:
         largest = max((max(found.values) for found in flat), default=0.0)
-        rest = f"; for {list_names(found.placement for found in flat)} it is at most {largest:.0e}" if flat else ""
+        rest = (
+            f"; for {list_names(found.placement for found in flat)} the change is at most {largest:.0e}" if flat else ""
+        )
         words = "; ".join(f"{found.placement} r = {found.exponent:.2f}" for found in steep)
-        yield Lines(
-            title=f"Where an expert is identified, the function must change in proportion to its error{rest}",
-            alternative=f"Least change of the function by the error of an expert, on logarithmic axes: {words}.",
+        yield _log_lines(
+            title=f"If an expert is identified, the function changes in proportion to its error{rest}",
+            alternative=f"Smallest change of the function by the error of an expert, on logarithmic axes: {words}.",
             x_label="error of one expert",
-            y_label="least change of the function, root mean square",
+            y_label="smallest change of the function, root mean square",
             series=tuple(
                 Series(label=found.placement, group=found.placement, x=found.radii, y=found.values) for found in steep
             ),
-            log_x=True,
-            log_y=True,
         )
     rows = tuple(
         (
@@ -204,37 +230,35 @@ def modulus_panels(result: RatesResult) -> Iterator[Panel]:
         Column(title="exponent r", digits=3),
         Column(title="rate"),
     )
-    yield Table(title="Without noise or samples: the modulus", columns=columns, rows=rows)
+    yield Table(title="Modulus, without noise or samples", columns=columns, rows=rows)
 
 
 def start_panel(result: RatesResult) -> Lines:
-    """Show the expert error by the radius of the starts."""
+    """Return the expert error by the radius of the starts."""
     ratios = {found.placement: found.error.median[-1] / found.error.median[0] for found in result.start_radius}
     moved = list_names(placement for placement, ratio in ratios.items() if ratio > 2)
     kept = list_names(placement for placement, ratio in ratios.items() if ratio <= 2)
     seen = [f"The error is that of the start for {moved}"] if moved else []
-    seen += [f"It does not matter where fits begin for {kept}"] if kept else []
+    seen += [f"The start does not matter for {kept}"] if kept else []
     words = ", ".join(f"{placement} ×{ratio:.2f}" for placement, ratio in ratios.items())
     radii = result.options.start_radii
-    return Lines(
+    return _log_lines(
         title=". ".join(seen),
         alternative=f"Expert error at n = {result.options.start_n:,} against the radius of the starts. "
-        f"From {min(radii):g} to {max(radii):g} it changes by: {words}.",
+        f"Ratio from {min(radii):g} to {max(radii):g}: {words}.",
         x_label="radius of the starts around the truth",
         y_label=f"expert error at n = {result.options.start_n:,}",
         series=tuple(_series(found.placement, found.error) for found in result.start_radius),
-        log_x=True,
-        log_y=True,
     )
 
 
 def limit_panels(result: RatesResult) -> Iterator[Panel]:
-    """Show gates that nearly coincide, other truths and surplus experts, each unless it was left out; and a caution."""
+    """Yield near gates, other truths and surplus experts, each unless it was omitted, and a caution."""
     if result.near_gates:
         yield near_gate_lines(result)
         largest = max(result.options.ns)
         yield Table(
-            title="The same experiment with gates that come nearer",
+            title="Slopes by the distance of the true gates",
             columns=(
                 _PLACEMENT,
                 Column(title="distance", digits=2),
@@ -247,7 +271,7 @@ def limit_panels(result: RatesResult) -> Iterator[Panel]:
         yield truths_table(result)
     if result.surplus:
         yield Table(
-            title=f"{2 + result.options.surplus} experts for 2: what is estimated, and whether fits arrive",
+            title=f"Surplus experts: {2 + result.options.surplus} fitted for 2 true ones",
             columns=(_PLACEMENT, Column(title="what is compared"), *_SLOPE_COLUMNS),
             rows=tuple((found.placement, _KINDS[found.kind], *_cells(found.slope)) for found in result.surplus),
             note="σ(z) + σ(−z) = 1: an expert u at the gate θ equals 2u at 0 and −u at −θ, "
@@ -257,7 +281,7 @@ def limit_panels(result: RatesResult) -> Iterator[Panel]:
 
 
 def near_gate_lines(result: RatesResult) -> Lines:
-    """Show the expert error by the distance of the two true gates, beside that without a gate."""
+    """Return the expert error by the distance of the two true gates, and the error without a gate."""
     distances, largest = result.options.gate_distances, max(result.options.ns)
     level = next((found.errors["expert"].median[-1] for found in result.rates if found.placement == "none"), None)
     series, words = list[Series](), list[str]()
@@ -266,25 +290,23 @@ def near_gate_lines(result: RatesResult) -> Lines:
         x, y = tuple(near.distance for near in found), tuple(near.error for near in found)
         series.append(Series(label=placement, group=placement, x=x, y=y))
         words.append(f"{placement}: {', '.join(f'{near.error:.3g} at {near.distance:g}' for near in found)}.")
-    title = "The nearer the gates, the larger the error"
+    title = "The error grows as the gates approach each other"
     if level is not None:
         ends = (min(distances), max(distances))
         series.append(Series(label="none, for comparison", group="none", x=ends, y=(level, level)))
         if worse := set(distances) - {near.distance for near in result.near_gates if near.error <= level}:
-            title += f": at {max(worse):g} larger than without a gate, everywhere"
-    return Lines(
+            title += f"; at {max(worse):g} it exceeds that without a gate for all placements"
+    return _log_lines(
         title=title,
         alternative=f"Expert error at n = {largest:,} against the distance of the true gates. {' '.join(words)}",
         x_label="distance of the two true gates",
         y_label=f"expert error at n = {largest:,}, median",
         series=tuple(series),
-        log_x=True,
-        log_y=True,
     )
 
 
 def truths_table(result: RatesResult) -> Table:
-    """Count verdicts and slopes over truths and designs that were drawn at random."""
+    """Return verdicts and slopes over random truths and designs."""
     rows: list[tuple[CellValue, ...]] = []
     for placement in result.options.placements:
         found = [truth.slope for truth in result.truths if truth.placement == placement]
@@ -294,33 +316,35 @@ def truths_table(result: RatesResult) -> Table:
         worst = 100 * min(slope.converged for slope in found)
         rows.append((placement, len(found), min(slopes), median(slopes), max(slopes), worst, words))
     return Table(
-        title="Does it hold for other experts and other sequences?",
+        title="Other random experts and sequences",
         columns=(
             _PLACEMENT,
             Column(title="truths", digits=0),
-            *(Column(title=f"{which} slope", digits=3, signed=True) for which in ("least", "median", "greatest")),
-            Column(title="converged", unit="%", digits=0, help="Of the fits, at the worst truth and size."),
+            *(_signed(title=f"{which} slope") for which in ("minimum", "median", "maximum")),
+            Column(
+                title="converged", unit="%", digits=0, help="Share of the fits, at the worst truth and sample size."
+            ),
             Column(title="verdicts"),
         ),
         rows=tuple(rows),
-        note="Truth and design were drawn anew; gates, as they act on the input, at least 1 apart.",
+        note="Random truths and designs; the gates differ by at least 1 as functions of the input.",
     )
 
 
 def caution(result: RatesResult) -> Prose:
-    """Say what does not follow from the page."""
+    """Return what does not follow from the page."""
     paragraphs = [
-        "The advantage is one of identification, not of prediction: the regression error falls alike everywhere. "
-        "“Exponentially many samples” reads as “never” here: on an exact gauge orbit the error is that of the start.",
-        "What is not identified is the split of a head into channels; the sum of its experts is, without any gate.",
+        "The advantage is one of identification, not of prediction: the regression error falls at the same rate for "
+        "all placements. “Exponentially many samples” means “never” here: on an exact gauge orbit the error is that of "
+        "the start.",
+        "The split of a head into channels is not identified without a gate; the sum of its experts is.",
     ]
     if failed := list_names(sorted({found.placement for found in result.surplus if found.slope.converged < 0.9})):
         paragraphs.append(
-            f"With more experts than there are, too few fits converged for {failed}: no verdict is given there, "
-            "whatever the slope."
+            f"With surplus experts too few fits converged for {failed}; the verdict is inconclusive for any slope."
         )
     paragraphs.append(
-        "One entry of one head, two experts of width 2. A trained layer has other gates and other inputs."
+        "The model is one entry of one head with two experts of width 2. Trained layers have other gates and inputs."
     )
     return Prose(paragraphs=tuple(paragraphs), caution=True)
 
@@ -335,3 +359,20 @@ def _interval(slope: Slope) -> tuple[float, float, float]:
 
 def _cells(slope: Slope) -> tuple[CellValue, ...]:
     return (*_interval(slope), 100 * slope.converged, slope.verdict)
+
+
+STUDY = Study(
+    name="rates",
+    question=QUESTIONS["rates"],
+    claim="arXiv 2602.01468 claims that gated experts need polynomially many samples and ungated ones exponentially "
+    "many, for mixtures with more fitted than true experts. Here the experts are the channels of one head, which share "
+    "one routing, so that without a gate only their sum can be estimated. Most fits have as many experts as the truth, "
+    "and start near it.",
+    options=RatesOptions(),
+    quick=QUICK,
+    result=RatesResult,
+    run=run_rates,
+    finding=finding,
+    view=view,
+    table=slope_summary,
+)
