@@ -214,12 +214,12 @@ def _request(options: CompareOptions, command: str) -> Request:
     from tidegate.lab.compare.tuning import find_settings
     from tidegate.lab.compare.variants import parse_variants, with_constants
     from tidegate.lab.judging import MARGIN
-    from tidegate.lab.tasks.catalogue import task_of
+    from tidegate.lab.tasks.catalogue import make_task
 
     _require_used(options)
     variants = parse_variants(options.variants)
     variants = with_constants(variants) if options.placebos else variants
-    task = task_of(
+    task = make_task(
         options.task,
         options.data,
         tokenizer=options.tokenizer,

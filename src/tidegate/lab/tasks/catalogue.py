@@ -19,7 +19,7 @@ _CLASSES: dict[str, type[TextTask | ImageTask | RecallTask]] = {
 }
 
 
-def task_of(
+def make_task(
     kind: TaskKind,
     data: str | None = None,
     *,

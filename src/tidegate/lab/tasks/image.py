@@ -30,7 +30,7 @@ from tidegate.lab.tasks.documents import (
     read_bytes,
     unreadable,
 )
-from tidegate.lab.tasks.task import PROBE_ROWS, Batch, draws, in_batches
+from tidegate.lab.tasks.task import PROBE_ROWS, Batch, in_batches, make_rng
 
 DIGITS = "digits"
 """The source that needs no path."""
@@ -161,7 +161,7 @@ class ImageData:
         count = len(self._training)
         epochs, places = np.divmod(step * size + np.arange(size), count)
         orders = {
-            epoch: draws("training", seed=seed, step=int(epoch)).permutation(count) for epoch in np.unique(epochs)
+            epoch: make_rng("training", seed=seed, step=int(epoch)).permutation(count) for epoch in np.unique(epochs)
         }
         rows = [orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)]
         return self._examples(self._training[rows])

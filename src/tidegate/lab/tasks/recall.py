@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate._validation import InputError, require_size
-from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, Purpose, draws
+from tidegate.lab.tasks.task import BATCH_ROWS, LONGER, NO_TARGET, PROBE_ROWS, Batch, Purpose, make_rng
 
 _VALIDATION_ROWS = 512
 _LONG_ROWS = 128
@@ -63,7 +63,7 @@ class RecallTask:
 
 @final
 class RecallData:
-    """Examples drawn anew for every step. Those held out come from draws that no training seed reaches."""
+    """Examples drawn anew for every step. Those held out come from make_rng that no training seed reaches."""
 
     def __init__(self, task: RecallTask) -> None:
         self._task = task
@@ -134,7 +134,7 @@ class RecallData:
     def _examples(self, purpose: Purpose, *, seed: int, step: int, size: int, times: int = 1) -> Batch:
         import torch
 
-        task, numbers = self._task, draws(purpose, seed=seed, step=step)
+        task, numbers = self._task, make_rng(purpose, seed=seed, step=step)
         P, Q = times * task.num_pairs, times * task.queries
         keys_BP = _permutations(numbers, size, task.num_keys)[:, :P]
         values_BP = task.num_keys + numbers.integers(0, task.num_values, size=(size, P))

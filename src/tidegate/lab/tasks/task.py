@@ -184,7 +184,7 @@ Purpose: TypeAlias = Literal["training", "validation", "probe", "long"]
 _WORDS: dict[Purpose, int] = {"training": 0, "validation": 1, "probe": 2, "long": 3}
 
 
-def draws(purpose: Purpose, *, seed: int, step: int) -> np.random.Generator:
+def make_rng(purpose: Purpose, *, seed: int, step: int) -> np.random.Generator:
     """Return a generator that depends on its arguments alone."""
     for name, value in (("seed", seed), ("step", step)):
         if value < 0:

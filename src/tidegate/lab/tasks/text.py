@@ -21,7 +21,7 @@ from tidegate.lab.tasks.documents import changed
 from tidegate.lab.tasks.shards import ShardIndex, read_index, require_whole_shards
 from tidegate.lab.tasks.source import EMBEDDED, TokenFile, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
-from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, draws, in_batches
+from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, in_batches, make_rng
 from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
 
 DEFAULT_LENGTH = 128
@@ -191,7 +191,7 @@ class TextData:
     def batch(self, *, seed: int, step: int, size: int) -> Batch:
         """Windows at random starts, (B, T) each."""
         training = self._streams.training
-        starts = draws("training", seed=seed, step=step).integers(0, len(training) - self._length, size=size)
+        starts = make_rng("training", seed=seed, step=step).integers(0, len(training) - self._length, size=size)
         return _windows(training, starts, self._length)
 
     def validation(self) -> list[Batch]:

@@ -95,7 +95,7 @@ def tokenize(
     Shards that are there, whole and made of the same text, are kept. Byte pairs are learnt from the first 64 MiB.
     Where the text of the same source has changed, its shards are made anew, with the byte pairs that are there.
 
-    data          : what `task_of` takes; files are read a piece at a time, datasets are streamed
+    data          : what `make_task` takes; files are read a piece at a time, datasets are streamed
     tokenizer     : `bytes`, `bpe:N`, or the path of a `tokenizer.json` that was written here
     num_processes : that encode
     shard_bytes   : text of a shard, about
