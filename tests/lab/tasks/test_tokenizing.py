@@ -130,7 +130,7 @@ class TestAStop:
         folder.mkdir()
         for name in names:
             (folder / name).write_text("{}")
-        with rejects("out", hint="files that are not of shards: "):
+        with rejects("out", hint="It has other files: "):
             tokenize(str(text), folder, tokenizer="bpe:300")
         assert {file.name: file.read_text() for file in folder.iterdir()} == dict.fromkeys(names, "{}")
 
@@ -160,9 +160,9 @@ class TestAStop:
 
     def test_other_options_in_the_same_folder_are_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out", shard_bytes=4096)
-        with rejects("out", hint="another call: tokenizer was bytes and is bpe:300."):
+        with rejects("out", hint="tokenizer was bytes and is bpe:300."):
             tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
-        with rejects("out", hint="another call: shard_bytes was 4096 and is 2048."):
+        with rejects("out", hint="shard_bytes was 4096 and is 2048."):
             tokenize(str(text), tmp_path / "out", shard_bytes=2048)
         assert read_index(tmp_path / "out").tokenizer == "bytes"
 
@@ -252,7 +252,7 @@ class TestASourceThatCannotBeOpened:
         tokenize(str(text), tmp_path / "out")
         before = files_in(tmp_path / "out")
         text.write_text("")
-        with rejects("data", hint="holds no text"):
+        with rejects("data", hint="contains no text"):
             tokenize(str(text), tmp_path / "out")
         assert files_in(tmp_path / "out") == before
 
@@ -300,15 +300,15 @@ class TestTheTask:
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            (lambda out: (out / "00001.bin").write_bytes(b"short"), "00001.bin has 5 bytes and not "),
+            (lambda out: (out / "00001.bin").write_bytes(b"short"), "00001.bin has 5 bytes instead of "),
             (lambda out: (out / "00000.bin").unlink(), "00000.bin has 0 bytes"),
-            (lambda out: flip_inside(out / "00001.bin"), "00001.bin does not fit its digest"),
-            (lambda out: (out / "index.json").rename(out / "progress.jsonl"), "index.json is not there"),
+            (lambda out: flip_inside(out / "00001.bin"), "00001.bin has a wrong checksum"),
+            (lambda out: (out / "index.json").rename(out / "progress.jsonl"), "index.json is missing"),
             (
                 lambda out: (out / "index.json").write_text("{}"),
                 "index.json is damaged",
             ),
-            (lambda out: (out / "tokenizer.json").write_text("{}"), "not the tokenizer that the shards were made with"),
+            (lambda out: (out / "tokenizer.json").write_text("{}"), "is not the tokenizer of the shards"),
             (
                 lambda out: (out / "index.json").write_text((out / "index.json").read_text().replace("300", "301")),
                 "index.json is damaged",
@@ -324,7 +324,7 @@ class TestTheTask:
         with rejects("data", hint=message) as rejected:
             text_task(str(out), length=16).load()
         assert "Run tidegate tokenize again" in rejected.value.hint
-        # The remedy mends it.
+        # The remedy works.
         assert tokenize(str(text), out, tokenizer="bpe:300", shard_bytes=4096) == whole
         assert text_task(str(out), length=16).load().tokenizer == pairs
 
@@ -333,15 +333,15 @@ class TestTheTask:
         tokenize(str(text), tmp_path / "bytes")
         for folder, own, other in (("pairs", "bpe:300", "bytes"), ("bytes", "bytes", "bpe:300")):
             data = str(tmp_path / folder)
-            with rejects("tokenizer", hint=f"{data} holds tokens already, made by {own}."):
+            with rejects("tokenizer", hint=f"{data} is already tokenized by {own}."):
                 text_task(data, tokenizer=other)
             assert text_task(data, tokenizer=own) == text_task(data)
 
     def test_what_is_for_text_is_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out")
-        with rejects("tokenizer", hint="holds tokens already"):
+        with rejects("tokenizer", hint="already tokenized"):
             text_task(str(tmp_path / "out"), tokenizer="bpe:300")
-        with rejects("data", hint="holds tokens already"):
+        with rejects("data", hint="already tokenized"):
             tokenize(str(tmp_path / "out"), tmp_path / "again")
         no_tokenizer = str(tmp_path / "out" / "index.json")
         with rejects("tokenizer") as rejected:
@@ -355,5 +355,5 @@ def test_places_outside_of_a_stream_are_refused():
     )
     assert stream[np.array([[0, 2], [3, 4]])].tolist() == [[0, 2], [3, 4]]
     for place in (-1, 5):
-        with pytest.raises(IndexError, match="places must lie"):
+        with pytest.raises(IndexError, match="positions"):
             stream[np.array([place])]
