@@ -102,8 +102,9 @@ def image_task(data: str | None = None, *, image_size: int | None = None) -> Ima
 class ImageData:
     """Training and held-out images, standardized by the mean and standard deviation of the training images."""
 
+    bytes_per_token: None = None
+
     def __init__(self, task: ImageTask, pictures: Pictures) -> None:
-        self._task = task
         self._pictures = pictures
         held_out = _held_out(pictures, task.validation_share)
         self._held_out, self._training = np.flatnonzero(held_out), np.flatnonzero(~held_out)
@@ -113,51 +114,26 @@ class ImageData:
         self._mean = mean.astype(np.float32)
         # A constant channel is not scaled.
         self._std = np.where(std > 0, std, 1.0).astype(np.float32)
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of classes."""
-        return len(self._pictures.classes)
-
-    @property
-    def bytes_per_token(self) -> None:
-        """Return None: the targets are not text."""
-        return
-
-    @property
-    def chance_loss(self) -> float:
-        """Return the loss of a uniform guess over the classes."""
-        return math.log(self.vocab_size)
-
-    @property
-    def num_training_examples(self) -> int:
-        """Return the number of training images."""
-        return len(self._training)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Return source, fingerprint, sizes and classes."""
-        return {
-            **self._task.to_dict(),
-            "fingerprint": self._pictures.fingerprint,
-            "channels": self._pictures.images.shape[1],
+        self.vocab_size = len(pictures.classes)
+        self.chance_loss = math.log(self.vocab_size)
+        self.num_training_examples = len(images)
+        channels = images.shape[1]
+        self.facts: dict[str, Any] = {
+            **task.to_dict(),
+            "fingerprint": pictures.fingerprint,
+            "channels": channels,
             "num_classes": self.vocab_size,
-            "classes": list(self._pictures.classes),
+            "classes": list(pictures.classes),
             "chance_loss": self.chance_loss,
             "num_training_examples": self.num_training_examples,
-            "num_training_images": len(self._training),
+            "num_training_images": len(images),
             "num_held_out_images": len(self._held_out),
-            "held_out": f"{100 * self._task.validation_share:.3g} % of each class, chosen by a hash",
+            "held_out": f"{100 * task.validation_share:.3g} % of each class, chosen by a hash",
         }
-
-    @property
-    def description(self) -> str:
-        """Describe the images and their number."""
-        size, channels = self._task.image_size, self._pictures.images.shape[1]
-        return (
-            f"{self._pictures.title}, {size} × {size} in {'gray' if channels == 1 else 'color'}, "
-            f"{self.vocab_size} classes: {len(self._training):,} training images and {len(self._held_out):,} held "
-            "out, chosen by a hash in each class."
+        self.description = (
+            f"{pictures.title}, {task.image_size} × {task.image_size} in {'gray' if channels == 1 else 'color'}, "
+            f"{self.vocab_size} classes: {len(images):,} training images and {len(self._held_out):,} held out, chosen "
+            "by a hash in each class."
         )
 
     def batch(self, *, seed: int, step: int, size: int) -> Batch:

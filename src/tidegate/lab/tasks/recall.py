@@ -65,45 +65,22 @@ class RecallTask:
 class RecallData:
     """Random examples, new at every step. Held-out examples come from streams that no training seed reaches."""
 
+    bytes_per_token: None = None
+    num_training_examples: None = None
+
     def __init__(self, task: RecallTask) -> None:
         self._task = task
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of keys and values."""
-        return self._task.num_keys + self._task.num_values
-
-    @property
-    def bytes_per_token(self) -> None:
-        """Return None: the targets are not text."""
-        return
-
-    @property
-    def chance_loss(self) -> float:
-        """Return the loss of a uniform guess over the values; keys are never targets."""
-        return math.log(self._task.num_values)
-
-    @property
-    def num_training_examples(self) -> None:
-        """Return None: examples are generated without end."""
-        return
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Return the sizes."""
-        return {
-            **self._task.to_dict(),
-            "length": self._task.length,
+        self.vocab_size = task.num_keys + task.num_values
+        # Keys are never targets.
+        self.chance_loss = math.log(task.num_values)
+        self.facts: dict[str, Any] = {
+            **task.to_dict(),
+            "length": task.length,
             "vocab_size": self.vocab_size,
             "chance_loss": self.chance_loss,
             "num_training_examples": self.num_training_examples,
         }
-
-    @property
-    def description(self) -> str:
-        """Describe pairs, queries, keys and values."""
-        task = self._task
-        return (
+        self.description = (
             f"Associative recall, generated during training: {task.num_pairs} pairs of {task.num_keys} keys and "
             f"{task.num_values} values, then {task.queries} queried keys."
         )

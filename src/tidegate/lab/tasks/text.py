@@ -116,9 +116,10 @@ class TextData:
     """Training and held-out tokens. No window crosses from one to the other."""
 
     def __init__(self, task: TextTask, streams: Streams) -> None:
-        self._length = task.length
-        self._streams = streams
-        self._task = task
+        self._task, self._streams, self._length = task, streams, task.length
+        self.vocab_size = streams.vocab_size
+        self.chance_loss = math.log(streams.vocab_size)
+        self.num_training_examples = len(streams.training)
         training, held_out = len(streams.training), len(streams.held_out)
         if min(training, held_out) <= task.length:
             expected = (
@@ -126,11 +127,6 @@ class TextData:
             )
             hint = f"It has {training:,} and {held_out:,}. Use more text or a smaller length."
             raise InputError("data", expected=expected, got=Path(task.source), hint=hint)
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of tokens in the vocabulary."""
-        return self._streams.vocab_size
 
     @property
     def tokenizer(self) -> str:
@@ -147,22 +143,12 @@ class TextData:
         return float(lengths[targets].mean())
 
     @property
-    def chance_loss(self) -> float:
-        """Return the loss of a uniform guess over the tokens."""
-        return math.log(self.vocab_size)
-
-    @property
-    def num_training_examples(self) -> int:
-        """Return the number of training tokens."""
-        return len(self._streams.training)
-
-    @property
     def facts(self) -> dict[str, Any]:
         """Return source, fingerprint, sizes in tokens, and the held-out part."""
         streams = self._streams
         return {
             **self._task.to_dict(),
-            "vocab_size": streams.vocab_size,
+            "vocab_size": self.vocab_size,
             "chance_loss": self.chance_loss,
             "num_documents": streams.num_documents,
             "num_training_examples": self.num_training_examples,
@@ -182,7 +168,7 @@ class TextData:
         tokens = {"bytes": "one token per byte", "none": "already tokenized"}
         is_file_name = "." in streams.title.split()[0]
         title = streams.title if is_file_name else streams.title[:1].upper() + streams.title[1:]
-        how = tokens.get(self._task.tokenizer, f"a BPE vocabulary of {streams.vocab_size:,} tokens")
+        how = tokens.get(self._task.tokenizer, f"with a BPE vocabulary of {streams.vocab_size:,} tokens")
         return (
             f"{title}, {how}: {len(streams.training):,} training tokens "
             f"and {len(streams.held_out):,} held out ({streams.rule})."
