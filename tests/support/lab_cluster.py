@@ -19,8 +19,8 @@ from lab_runs import run_of, text_of
 from ray.cluster_utils import Cluster
 
 from tidegate.lab.training.events import Notice, Progress
+from tidegate.lab.training.executors.executor import RunResources
 from tidegate.lab.training.executors.ray import RayExecutor
-from tidegate.lab.training.executors.resources import RunResources
 
 SETTINGS = {
     # A machine that is gone refuses the question at once, and is missed after ten; one that is busy has ten seconds for

@@ -23,7 +23,7 @@ from tidegate.cli.progress import display
 if TYPE_CHECKING:
     from tidegate.lab.compare.request import Request
     from tidegate.lab.compare.summary import Summary, VariantSummary
-    from tidegate.lab.training.executors.resources import RunResources
+    from tidegate.lab.training.executors.executor import RunResources
     from tidegate.lab.training.run import Run
 
 _DATA, _BUDGET, _TUNING, _WORK = "Data", "Budget and fairness", "Tuning", "Running"
@@ -258,7 +258,7 @@ def _require_used(options: CompareOptions) -> None:
 
 def _resources(cpus: int | None, gpus: int | None, processes: int | None) -> RunResources | None:
     """Return the cluster resources of each run; None if no option asks for any."""
-    from tidegate.lab.training.executors.resources import RunResources
+    from tidegate.lab.training.executors.executor import RunResources
 
     if cpus is None and gpus is None and processes is None:
         return None

@@ -15,8 +15,7 @@ from lab_runs import executed, run_of, text_of, timeless
 
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Notice, Progress
-from tidegate.lab.training.executors.executor import make_executor
-from tidegate.lab.training.executors.resources import RunResources
+from tidegate.lab.training.executors.executor import RunResources, make_executor
 from tidegate.lab.training.parallel import is_lost_peer
 
 # One cluster serves all; each run of several processes starts some ten interpreters.

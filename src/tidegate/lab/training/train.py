@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.lab.training.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
-from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, take_step
+from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepMetrics, is_spike, take_step
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
     build_model,
@@ -89,7 +89,7 @@ def train_step(
     run: Run,
     step: int,
     processes: Processes | None = None,
-) -> StepFigures:
+) -> StepMetrics:
     """Make one update of a run's model on a batch, alone or as one of several processes."""
     together = {} if processes is None else {"mean": processes.mean}
     return take_step(

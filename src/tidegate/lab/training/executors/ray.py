@@ -19,8 +19,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tidegate._validation import InputError
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent, ignore
-from tidegate.lab.training.executors.executor import RETRIES, Attempts, capture_signals
-from tidegate.lab.training.executors.resources import RunResources, describe
+from tidegate.lab.training.executors.executor import (
+    RETRIES,
+    Attempts,
+    RunResources,
+    capture_signals,
+    describe_resources,
+)
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.parallel import Processes, is_lost_peer
 from tidegate.lab.training.records import Record
@@ -54,7 +59,9 @@ class RayExecutor:
         machines = _machines()
         for run in runs:
             if not self.resources.num_places(run, machines):
-                has = ", ".join(f"{count} × {kind}" for kind, count in Counter(map(describe, machines)).items())
+                has = ", ".join(
+                    f"{count} × {kind}" for kind, count in Counter(map(describe_resources, machines)).items()
+                )
                 raise InputError(
                     "resources",
                     expected="within what the machines of the cluster have",
