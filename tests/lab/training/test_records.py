@@ -96,7 +96,7 @@ def test_a_long_line_that_was_cut_off_is_found_however_far_its_beginning_lies_ba
 
 
 class TestAFileThatIsTakenAway:
-    words = r"records\.jsonl was removed or replaced while this command was at work.* Rerun the command"
+    words = r"records\.jsonl was removed or replaced while this command was running.* Rerun the command"
 
     def test_is_not_begun_anew_without_its_lines(self, tmp_path):
         file = RecordFile(tmp_path / "out" / "records.jsonl")

@@ -47,11 +47,11 @@ class Estimate:
     weight_bytes: int
     """Weights, gradients and optimizer state, in one process."""
     activation_bytes: int
-    """What the forward pass of one micro-batch keeps for the backward pass."""
+    """Activations of one micro-batch that are kept for the backward pass."""
     step_seconds: float | None
-    """Of one update; None if it was not measured."""
+    """Seconds of one update; None if it was not measured."""
     why_not_measured: str = ""
-    """Why there is no time; empty if there is."""
+    """The reason why no time was measured; empty if it was."""
 
     @property
     def bytes(self) -> int:
@@ -86,7 +86,7 @@ def training_hours(operations: float, *, flops: float, mfu: float) -> float:
     Args:
         operations: Number of operations.
         flops: Peak FLOP/s of the hardware.
-        mfu: The share of it that training reaches, above 0 and at most 1.
+        mfu: Model FLOPs utilization, in (0, 1].
     """
     require_rate(flops, mfu)
     return operations / (flops * mfu) / 3600

@@ -119,7 +119,7 @@ def matrix_flops(device: str, *, half: bool) -> float:
 
 
 def use_threads(count: int) -> None:
-    """Compute on this number of threads from here on; for the command line, which does not import PyTorch."""
+    """Set the number of CPU threads; for the command line, which does not import PyTorch."""
     import torch
 
     torch.set_num_threads(count)

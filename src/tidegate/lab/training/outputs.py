@@ -24,7 +24,7 @@ MODEL_FILE, TOKENIZER_FILE = "model.safetensors", "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class TrainingFolder:
-    """Where a run keeps what it makes."""
+    """The output folder of a run."""
 
     path: Path
 
@@ -81,7 +81,7 @@ class TrainingFolder:
         return self.records.has_lines() or bool(saved_runs(self.checkpoints))
 
     def remove_partial_files(self) -> None:
-        """Remove what a killed command was writing; only while the records are locked, so that nobody else writes."""
+        """Remove the partial files of killed commands. Call this only while the records are locked."""
         for folder in (self.path, self.checkpoints):
             remove_partial_files(folder)
 

@@ -27,14 +27,14 @@ RETRIES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResources:
-    """What is reserved for each run."""
+    """The resources that are reserved for each run."""
 
     cpus: int | None = None
-    """Cores, and threads; None takes the run's threads for each process."""
+    """Number of cores and threads; None is the run's number of threads for each process."""
     gpus: int = 0
-    """Devices of type `cuda`: none, or one per process."""
+    """Number of CUDA devices: 0, or one per process."""
     processes: int = 1
-    """Processes among which the rows of a batch are divided."""
+    """Number of processes, which share the rows of each batch."""
 
     def __post_init__(self) -> None:
         require_size("processes", self.processes)
@@ -57,10 +57,10 @@ class RunResources:
         """Raise InputError for a run that cannot use these resources."""
         device = run.training.device
         if self.gpus and device != "cuda":
-            hint = "They are for the device cuda, of which Ray chooses one."
+            hint = "Use the device cuda; Ray chooses the GPU."
             raise InputError("gpus", expected=f"0 for runs on {device}", got=self.gpus, hint=hint)
         if device.startswith("cuda") and not self.gpus:
-            hint = "Ray hides devices from others."
+            hint = "Ray hides GPUs from runs that do not reserve them."
             raise InputError("gpus", expected=f"at least 1 for runs on {device}", got=0, hint=hint)
         if self.processes > 1:
             require_parallel(run, "ddp", self.processes)
@@ -90,7 +90,7 @@ def describe_resources(counts: Mapping[str, float]) -> str:
 
 
 class Executor(Protocol):
-    """Executes runs. Which executor is used changes no number of a record but its timing."""
+    """Executes runs. The choice of the executor affects only the timing of a record."""
 
     def require(self, runs: Sequence[Run]) -> None:
         """Raise ValueError for runs that cannot be executed here, before anything starts."""

@@ -1,4 +1,4 @@
-"""Runs on the machines of a Ray cluster, each in one process or in several that Ray Train starts."""
+"""Execute runs on a Ray cluster, each in one process or in several that Ray Train starts."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _ANSWER_SECONDS = 10.0
 class RayExecutor:
     """Executes runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
 
-    The checkpoints' folder should be one that all machines see. Without it a stopped run starts over, with the same
-    numbers, and the layers of trained models are not measured; runs of several processes need it. A run that loses a
-    process resumes in others, as with `ProcessExecutor`: Ray's own retries, which give no reason and are unbounded when
-    memory is short, are turned off.
+    All machines should share the folder of checkpoints. Otherwise a stopped run starts over, with the same results, and
+    the layers of trained models are not measured; runs of several processes require it. A run that loses a process
+    resumes as with `ProcessExecutor`. Ray's own retries are turned off: they give no reason, and are unlimited when
+    memory is short.
     """
 
     resources: RunResources = field(default_factory=RunResources)
@@ -52,7 +52,7 @@ class RayExecutor:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def require(self, runs: Sequence[Run]) -> None:
-        """See `Executor`. The cluster must have room for each run when this is called, or none may ever come."""
+        """See `Executor`. The cluster must have room for each run when this is called."""
         for run in runs:
             self.resources.require(run)
         _connect()
@@ -88,7 +88,7 @@ class RayExecutor:
 
 @final
 class _Tasks:
-    """The tasks that are under way, and the runs that they execute."""
+    """The submitted tasks and their runs."""
 
     def __init__(
         self, runs: Sequence[Run], checkpoints: Path, executor: RayExecutor, report: Callable[[RunEvent], None]
@@ -111,8 +111,8 @@ class _Tasks:
     def submit(self) -> int:
         """Submit the runs that wait; return how many still do.
 
-        Ray itself queues runs of one process. Those of several each have a process beside them that waits with them, so
-        no more are submitted than the cluster has room for.
+        Ray queues runs of one process. A run of several processes has another process that waits for them, so only as
+        many are submitted as the cluster has room for.
         """
         alone = self._resources.processes == 1
         while self._queue:
@@ -171,7 +171,7 @@ class _Tasks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What a task is given besides its run."""
+    """The arguments of a task besides its run."""
 
     checkpoints: str
     board: Any
