@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
-from damage import flip, flip_inside
-from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless, write_text
+from damage import flip
+from lab_runs import executed, model_of, run_of, text_of, write_text
 from retrofit_models import tiny
 
 from tidegate.lab.compare.summary import summarise
@@ -22,8 +22,8 @@ from tidegate.lab.tasks.documents import Document
 from tidegate.lab.tasks.text import _open, _require_whole, text_task
 from tidegate.lab.tasks.tokenizer import merged_tokens
 from tidegate.lab.tasks.tokenizing import tokenize
-from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint, previous_path
-from tidegate.lab.training.events import Notice, Progress
+from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint
+from tidegate.lab.training.events import Progress
 from tidegate.lab.training.model import build_model
 from tidegate.lab.training.outputs import RunLog, log_path
 from tidegate.lab.training.records import LayerMeasurements, Plan, Record, RecordFile, records_path
@@ -305,31 +305,6 @@ def test_damage_is_noticed_or_harmless(kind, tmp_path, effort, report):
     assert file.judge(file.read(), whole) == HARMLESS
     assert tally[file.noticed]
     report(tried=tally.total(), outcome="; ".join(f"{number:,} {way}" for way, number in tally.most_common()))
-
-
-@pytest.mark.parametrize(
-    ("damaged", "words"),
-    [
-        (("last",), f"The run resumes from step {STEPS - 1}."),
-        (("previous",), ""),
-        (("last", "previous"), "The run starts over."),
-    ],
-    ids=["last", "previous", "both"],
-)
-def test_a_damaged_checkpoint_leaves_the_run_to_one_that_is_whole(damaged, words, tmp_path):
-    """The numbers are those of a run that was never stopped, whichever of its two checkpoints is damaged."""
-    run = run_of(text_of(tmp_path))
-    folder = tmp_path / "checkpoints"
-    expected = executed(run, folder=folder, checkpoint_seconds=0.0)
-    last = checkpoint_path(folder, run.id)
-    places = {"last": last, "previous": previous_path(last)}
-    for name in damaged:
-        flip_inside(places[name])
-    told = []
-    assert timeless(executed(run, folder=folder, report=told.append)) == timeless(expected)
-    notices = [event.text for event in told if isinstance(event, Notice)]
-    assert len(notices) == bool(words)
-    assert all(notice.count("is damaged") == len(damaged) and notice.endswith(words) for notice in notices)
 
 
 @pytest.mark.fault("Damage to log.jsonl of a training that resumes")

@@ -4,10 +4,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Pipe
 
 import fault_points
 import lab_runs
@@ -23,7 +21,7 @@ from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors import executor as executor_module
 from tidegate.lab.training.executors import processes
 from tidegate.lab.training.executors.executor import Attempts, SerialExecutor, capture_signals, make_executor
-from tidegate.lab.training.executors.processes import ProcessExecutor, _Worker, _WorkerPool, describe_end
+from tidegate.lab.training.executors.processes import ProcessExecutor, _WorkerPool, describe_end
 from tidegate.lab.training.records import RecordFile
 
 
@@ -372,78 +370,22 @@ class TestAComparisonInProcesses:
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
     # Its process ends when it reads what it should do, before it imports anything.
     monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
-    with pytest.raises(ChildProcessError, match=r"start, with exit code 7\. Free memory, or use the executor serial\."):
-        done(ProcessExecutor(1, retries=0), [run_of(task)], tmp_path)
+    told = []
+    work = ProcessExecutor(1, retries=1).execute([run_of(task)], checkpoints=tmp_path, report=told.append)
+    with pytest.raises(ChildProcessError, match=r"with exit code 7.*executor serial"):
+        list(work)
+    assert len(told) == 1
 
 
-class FakeProcess:
-    """A process that has ended with this code."""
-
-    def __init__(self, exitcode):
-        self.exitcode = exitcode
-
-    def join(self):
-        pass
-
-
-class TestAPoolOfWorkers:
-    @pytest.fixture
-    def pool(self, tmp_path, monkeypatch):
-        """A pool that notes which workers it would start, and what it tells."""
-        self.told, self.started = [], []
-        pool = _WorkerPool(deque(), [], Attempts(2, self.told.append), self.told.append, (tmp_path, 20))
-        monkeypatch.setattr(pool, "start_worker", lambda: self.started.append(len(pool.todo)))
-        return pool
-
-    def ended(self, pool, code, **state):
-        """What comes of a worker that ends."""
-        here, there = Pipe()
-        there.close()
-        pool.workers[here] = _Worker(FakeProcess(code), **state)
-        return list(pool.receive())
-
-    def test_replaces_one_that_ends_before_it_begins_a_few_times(self, task, pool):
-        pool.todo.append(run_of(task))
-        for _ in range(2):
-            assert self.ended(pool, -signal.SIGKILL) == []
-        assert len(self.started) == 2
-        assert all("ended before it could start, by SIGKILL" in notice.text for notice in self.told)
-        with pytest.raises(ChildProcessError, match="ended before it could start, by SIGKILL"):
-            self.ended(pool, -signal.SIGKILL)
-
-    def test_does_not_mind_one_that_ends_when_it_has_nothing_left_to_do(self, task, pool):
-        pool.todo.append(run_of(task))
-        assert self.ended(pool, -signal.SIGKILL, ready=True) == []
-        assert (self.started, self.told) == ([], [])
-
-    def test_gives_a_run_to_another_as_often_as_it_may_and_then_records_it_as_failed(self, task, pool):
-        run = run_of(task)
-        for attempt in (1, 2):
-            assert self.ended(pool, 143, ready=True, run=run) == []
-            assert pool.todo.popleft() is run
-            assert self.told[-1].text.endswith(
-                f"by SIGTERM. The run resumes from its last checkpoint, in another process: retry {attempt} of 2."
-            )
-        (record,) = self.ended(pool, 143, ready=True, run=run)
-        assert record.status == "failed"
-        assert record.error == (
-            "The process of this run ended early 3 times, the last time by SIGTERM. Its checkpoint is kept."
-        )
-        assert len(self.started) == 2
-
-    def test_that_is_stopped_asks_every_worker_to_stop_and_hands_out_no_more(self, task, pool):
-        theirs = []
-        for _ in range(3):
-            here, there = Pipe()
-            pool.workers[here] = _Worker(FakeProcess(None), ready=True, run=run_of(task))
-            theirs.append(there)
-        pool.todo.append(run_of(task, seed=1))
-        pool.stop()
-        assert [there.poll() and there.recv() for there in theirs] == [None, None, None]
-        assert not pool.todo
-
-        assert self.ended(pool, -signal.SIGKILL, ready=True, run=run_of(task)) == []
-        assert (self.started, self.told) == ([], [])
+def test_a_run_is_retried_as_often_as_allowed_and_then_recorded_as_failed(task):
+    told = []
+    attempts, run = Attempts(2, told.append), run_of(task)
+    assert [attempts.lose(run, "by SIGTERM") for _ in range(2)] == [None, None]
+    assert attempts.lose(run_of(task, seed=1), "by SIGTERM") is None
+    assert [notice.text.rpartition(": ")[2] for notice in told] == ["retry 1 of 2.", "retry 2 of 2.", "retry 1 of 2."]
+    record = attempts.lose(run, "by SIGKILL")
+    assert (record.id, record.status) == (run.id, "failed")
+    assert "3 times, the last time by SIGKILL" in record.error
 
 
 @pytest.mark.parametrize(
