@@ -1,4 +1,4 @@
-"""Damage to each kind of file: a flipped bit or a cut is noticed, or leads to the same numbers."""
+"""Damage to each kind of file: a flipped bit or a truncation is detected, or does not change the result."""
 
 import json
 import random
@@ -40,22 +40,22 @@ HARMLESS, SHORTENED = "harmless", "lost lines at the end, which are repeated"
 
 
 class Kind(Protocol):
-    """A kind of file: one that is whole, and how its users read it."""
+    """A kind of file: an intact one, and its reader."""
 
     path: Path
     noticed: str = "rejected"
 
     def read(self) -> Any:
-        """What a reader gets; a `ValueError` if it notices damage."""
+        """Return the content; raise ValueError if damage is detected."""
 
     def judge(self, found: Any, whole: Any) -> str:
-        """Say in what way the damage did no harm; fails if what was found leads to other numbers."""
+        """Return why the damage is harmless; fail if the content leads to other results."""
         assert found == whole
         return HARMLESS
 
 
 def bits(tensors):
-    """Tensors as something that can be compared: exact, nan included."""
+    """Return tensors as bytes, which compare exactly."""
     return {name: (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()) for name, tensor in tensors.items()}
 
 
@@ -83,7 +83,7 @@ class Records(Kind):
     def judge(self, found, whole):
         if found == whole:
             return HARMLESS
-        # What was cut off at the end is as if never written: the command of the comparison does it again.
+        # A truncated line at the end is ignored: the comparison repeats its run.
         assert found == whole[: len(found)]
         if any(isinstance(line, Plan | Record) for line in whole[len(found) :]):
             with pytest.raises(ValueError, match=r"no plan among these records|not complete"):
@@ -93,7 +93,7 @@ class Records(Kind):
         return SHORTENED
 
     def missing_layers(self, lines):
-        """How many variants the page says to have no measurement of their layers."""
+        """Return the number of variants without a measurement of their layers."""
         reasons = [variant.layers.curvature_reason for variant in summarise(lines).variants]
         return reasons.count("no measurement is on record")
 
@@ -231,7 +231,7 @@ class ShardsTokenizer(ShardFile):
 
 
 class BytePairs(Kind):
-    """The tokens of a text, kept by the byte-pair cache; what is damaged there is made anew."""
+    """The tokens of a text, in the cache; damaged files are written again."""
 
     noticed = "detected and recomputed"
     ending = ".npy"
@@ -253,7 +253,7 @@ class BytePairs(Kind):
         tokens = self.tokens()
         if self.path.read_bytes() != lying:
             assert tokens == self.whole
-            raise ValueError("The tokens were made anew.")
+            raise ValueError("The tokens were recomputed.")
         return tokens
 
 

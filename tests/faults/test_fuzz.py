@@ -1,4 +1,4 @@
-"""Readers and the command line on inputs that nobody would write: only documented errors, little time and memory."""
+"""Fuzz readers and the command line: only documented errors, little time and memory."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A full disk, a folder that vanishes, a clock that jumps, two commands on one folder, data that change."""
+"""A full disk, a folder that vanishes, a clock that jumps, two commands in one folder, data that changes."""
 
 import random
 import shutil
@@ -116,7 +116,7 @@ def test_a_folder_that_vanishes_is_named_and_no_record_is_lost_in_silence(
             removed.append(event)
             shutil.rmtree(out)
 
-    # Checkpoints would make the folder anew; a new file of records there would lack the plan and all before.
+    # A checkpoint would create the folder again, and a new file of records would lack the plan.
     with pytest.raises(OSError, match=str(out)):
         comparison(out, on_event=remove)
     assert removed

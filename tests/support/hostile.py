@@ -1,4 +1,4 @@
-"""Model files and folders made to harm: what they declare, and what loading them would do if it trusted them."""
+"""Hostile model files and folders."""
 
 import json
 import pickle
@@ -17,12 +17,12 @@ from spending import measure_spending
 from tidegate.lab.models.language_models import load_language_model, token_windows
 from tidegate.torch import TransformerLM, save_model
 
-# The classes are imported with this module, so that a loader's own time and memory are measured.
+# Import the classes here, so that only the loader's own time and memory are measured.
 assert transformers.models.llama.modeling_llama
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -32,7 +32,7 @@ class Bomb:
 
 
 def llama(folder):
-    """A whole folder of a small model, and the path of its weights."""
+    """Save a small model in a folder, and return the path of its weights."""
     tiny("llama").save_pretrained(folder)
     return folder / "model.safetensors"
 
@@ -48,7 +48,7 @@ def change_tensors(path, change):
 
 
 def ours(folder, **changes):
-    """A file of ours whose configuration declares something else, with a digest that fits."""
+    """Write a model file of ours with a changed configuration and a valid checksum."""
     path = folder / "model.safetensors"
     config = model_of()
     save_model(TransformerLM(config), path)
@@ -158,14 +158,14 @@ def empty_file(folder, mark):
 
 @dataclass(frozen=True)
 class Hostile:
-    """What is wrong with a folder, and what becomes of it."""
+    """A hostile folder and its expected error."""
 
     make: Callable[[Path, Path], object]
-    """Takes the folder and the mark that nothing may leave."""
+    """Takes the folder, and a path at which nothing may be created."""
     refusal: str
-    """What the error says; empty if the model can be loaded, and does no harm."""
+    """A part of the error; empty if the model loads without harm."""
     tokenizes: bool = False
-    """Whether a text is read with it too."""
+    """Whether to tokenize a text, too."""
 
     @property
     def name(self):
@@ -198,7 +198,7 @@ FOLDERS = (
 
 
 def load(folder, answer, tokenizes):
-    """Load a model, and a text for it if asked to, as `tidegate observe` does; write what came of it and its cost."""
+    """Load a model, and optionally a text, as `tidegate observe` does; write the outcome and its cost."""
     with measure_spending() as spent:
         try:
             model = load_language_model(folder, derivatives=False)

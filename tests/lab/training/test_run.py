@@ -113,6 +113,8 @@ class TestTheContentHash:
     def test_it_is_the_same_tomorrow(self):
         run = Run(variant="a", block=0, seed=0, model=model_of(), task=RecallTask(), training=Training(steps=1))
         assert run.id == content_hash(run.to_dict())
+        with pytest.raises(ValueError, match="JSON"):
+            content_hash({"lr": math.nan})
         assert (
             content_hash({"b": [1, 2.5], "a": None}) == content_hash({"a": None, "b": [1, 2.5]}) == "e57f5d37865437a8"
         )
