@@ -220,8 +220,8 @@ def test_a_run_whose_worker_is_killed_resumes_from_its_checkpoint(processes, tmp
     assert resumed, "no run resumed from a checkpoint"
     report(
         tried=killed,
-        outcome=f"{lost} hit a run in progress, of which at least {resumed} resumed from a checkpoint; same records in all "
-        f"{folders} folders",
+        outcome=f"{lost} hit a run in progress, of which at least {resumed} resumed from a checkpoint; same records in "
+        f"all {folders} folders",
     )
 
 

@@ -54,7 +54,7 @@ def forge_tensors(path, *, metadata=None, tensors=None, sealed=True):
 
 
 def change_header(path: Path, change: Callable[[Any], Any]) -> None:
-    """Write a safetensors file again with another header, as JSON values or bytes, and a valid checksum if it has one."""
+    """Write a safetensors file again with another header, as JSON or bytes, and with a valid checksum."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = change(json.loads(content[8 : 8 + length]))

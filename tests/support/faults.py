@@ -1,8 +1,8 @@
 """The faults that tests/faults tries: one row each in docs/reliability.md, made from what the tests report.
 
 `make torture` runs them at full length with `--outcomes FILE`, which collects a line for each, and then this script,
-which writes them into the table of the page: `python tests/support/faults.py FILE`. A fault that could not be tried, for
-lack of Chromium or of the right to mount, keeps its row.
+which writes them into the table of the page: `python tests/support/faults.py FILE`. A fault that could not be tried,
+for lack of Chromium or of the right to mount, keeps its row.
 """
 
 import json
