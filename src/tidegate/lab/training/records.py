@@ -315,7 +315,9 @@ class RecordFile:
             )
         text = json.dumps(add_checksum(encode(line)), allow_nan=False).encode() + b"\n"
         with explain_os_errors(self.path, len(text)), self.path.open("a+b") as file:
-            file.truncate(_end_of_last_line(file))
+            # Drop a line that a crash truncated.
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -326,14 +328,3 @@ class RecordFile:
             return os.path.samestat(os.fstat(locked.fileno()), self.path.stat())
         except FileNotFoundError:
             return False
-
-
-def _end_of_last_line(file: BinaryIO) -> int:
-    """Return the number of bytes up to the end of the last whole line."""
-    end = file.seek(0, os.SEEK_END)
-    if end:
-        file.seek(end - 1)
-        if file.read(1) == b"\n":
-            return end
-    file.seek(0)
-    return file.read().rfind(b"\n") + 1
