@@ -50,7 +50,7 @@ def observe_probe(model: Model, batch: Batch, *, tokens: int) -> ObservationSumm
 
 
 def summarise_observation(observation: Observation, *, tokens: int) -> ObservationSummary:
-    """Return the means of an observation by layer and head, as records hold them."""
+    """Return the means of an observation by layer and head, for records."""
     layers = observation.layers
     sites = sorted({site for layer in layers for site in layer.gates})
     known = all("contribution" in layer.heads for layer in layers)

@@ -122,7 +122,7 @@ def log_path(folder: Path) -> Path:
 
 @final
 class RunLog:
-    """Writes what a run reports to `log.jsonl`, and optionally to TensorBoard's event files.
+    """Writes the events of a run to `log.jsonl`, and optionally to TensorBoard's event files.
 
     A run that resumes from a checkpoint repeats the steps after it: their old lines are dropped.
     """

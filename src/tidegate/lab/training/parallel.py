@@ -33,13 +33,13 @@ from tidegate.torch.parallel import shard_heads, tensor_parallel_plan
 from tidegate.torch.weights import Model
 
 LAUNCHED = "TIDEGATE_LAUNCHED"
-"""Variable with the id of `launch`'s process, in the processes that it starts; it reports what ended them."""
+"""Environment variable with the process id of `launch`, in the processes that it starts."""
 Parallel: TypeAlias = Literal["ddp", "fsdp", "tp"]
 """Replicated weights; weights sharded and gathered block by block; heads sharded."""
 _SECONDS_BETWEEN_ANSWERS = 0.05
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_SAVE = 600
-"""For a step and a checkpoint after the launcher is gone."""
+"""Time limit for a step and a checkpoint after the launcher is gone."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Records of comparisons and runs: one JSON object per line, with its checksum. Pages are made from these alone."""
+"""Records of comparisons and runs: one JSON object with a checksum per line. Pages are made only from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Grid:
     """Values of the models' `init`."""
     search: Search = "grid"
     chooses: bool = True
-    """Whether each seed takes its best trial; if not, the trials only map where verdicts hold."""
+    """Whether each seed takes its best trial; if not, the trials only show where verdicts hold."""
 
     @property
     def middle(self) -> float:
@@ -112,7 +112,7 @@ class Point:
     gradient_norm: float | None
     """Mean since the last point, before clipping."""
     gate_gradient_norm: float | None = None
-    """The same, of the gates' parameters alone."""
+    """The same, only for the gates' parameters."""
 
 
 LayerByHead: TypeAlias = tuple[tuple[float | None, ...], ...]
@@ -135,7 +135,7 @@ class ObservationSummary:
     sink_impact: LayerByHead
     """Share of the first position in the sum of weighted value norms."""
     sink_contribution: LayerByHead | None = None
-    """Norm of what the first position adds to the layer's output; None where that was not observed."""
+    """Norm of the first position's contribution to the layer's output; None if it was not observed."""
     sink_logit: LayerByHead | None = None
     """Weight on a sink of the softmax; None where no layer has one."""
     gates: dict[str, dict[str, LayerByHead]]
@@ -179,7 +179,7 @@ class Record:
     loss: float | None = None
     """On all held-out examples at the end, nats; None unless finished."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """`bits_per_byte`, `accuracy`: what the task reports besides the loss."""
+    """The metrics of the task besides the loss: `bits_per_byte` or `accuracy`."""
     num_evaluated: int = 0
     """Targets of the held-out examples."""
     curve: tuple[Point, ...] = ()
@@ -212,7 +212,7 @@ class Cost:
     time_ratio_high: float
     """The interquartile range of the pairs."""
     peak_bytes: int | None
-    """Most memory of a training step above rest, in a process of its own."""
+    """Peak memory of a training step above the idle process, measured in a separate process."""
     decode_milliseconds: float | None
     """One token after a full context; None for models that do not generate."""
     cache_bytes_per_token: int | None

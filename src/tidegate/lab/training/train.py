@@ -72,7 +72,7 @@ class RunContext:
 
 
 def execute_run(run: Run, context: RunContext) -> Record:
-    """Train, or resume from a checkpoint; a failure gives a record with its traceback, a stop raises `Interrupted`."""
+    """Train, or resume from a checkpoint. A failure returns a record with the traceback; a stop raises `Interrupted`."""
     keep_freed_memory()
     try:
         return _Trainer(run, context).record()
@@ -188,7 +188,7 @@ class _Trainer:
         return ""
 
     def _evaluate_and_observe(self, step: int) -> None:
-        """Evaluate and observe after a step, if it is one of those planned for it."""
+        """Evaluate and observe after a step, if that is due."""
         state, options = self.state, self.run.training
         if options.observes_after(step):
             state.observations += self._observations()
@@ -212,7 +212,7 @@ class _Trainer:
         state.sums_since_point, state.num_summed = [0.0, 0.0, 0.0], 0
 
     def _observations(self) -> list[ObservationSummary]:
-        """Observe the probe, if that gives finite numbers; where weights are sharded, in the first process alone."""
+        """Observe the probe, if the numbers are finite; with sharded weights, only in the first process."""
         model = self.model
         if self.processes is not None and self.processes.kind != "ddp":
             state = {name: whole_tensor(value) for name, value in model.state_dict().items()}

@@ -50,7 +50,7 @@ class RunResources:
         return None if self.cpus is None else self.cpus // self.processes
 
     def of_process(self, run: Run) -> dict[str, int]:
-        """Return what each process of a run needs, by Ray's names."""
+        """Return the resources of each process of a run, by Ray's names."""
         return {"CPU": self.threads or run.training.num_threads, "GPU": self.gpus // self.processes}
 
     def require(self, run: Run) -> None:
@@ -77,7 +77,7 @@ class RunResources:
         return sum(places) // self.processes
 
     def describe(self, run: Run) -> str:
-        """Describe what a run needs."""
+        """Describe the resources of a run."""
         needs = describe_resources({name: self.processes * count for name, count in self.of_process(run).items()})
         return f"{needs}, in {self.processes} processes" if self.processes > 1 else needs
 
@@ -198,7 +198,7 @@ class Attempts:
 
 @contextmanager
 def capture_signals() -> Generator[list[int]]:
-    """Collect the numbers of SIGINT and SIGTERM in a list, instead of interrupting what runs."""
+    """Collect the numbers of SIGINT and SIGTERM in a list, without interrupting the process."""
     captured: list[int] = []
 
     def capture(number: int, _frame: FrameType | None) -> None:

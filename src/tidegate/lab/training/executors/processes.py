@@ -128,7 +128,7 @@ class _WorkerPool:
                 _send(pipe, None)
 
     def receive(self) -> Iterator[Record]:
-        """Receive messages of workers, waiting a moment at most, and give those that are ready their next run."""
+        """Receive messages of workers for a moment, and send the next run to those that are ready."""
         for pipe in wait(list(self.workers), timeout=_POLL_SECONDS):
             assert isinstance(pipe, Connection)
             try:
@@ -170,7 +170,7 @@ class _WorkerPool:
 
 
 def describe_end(code: int, kills_before: int | None) -> str:
-    """Describe what ended a process, as in "by SIGTERM".
+    """Describe how a process ended, as in "by SIGTERM".
 
     Args:
         code: Its exit code; negative for a signal in multiprocessing, 128 plus the signal's number in shells and
@@ -200,7 +200,7 @@ def _send(pipe: Connection, message: Run | RunEvent | Record | None) -> None:
 
 
 def _run_worker(pipe: Connection, checkpoints: Path, checkpoint_seconds: float) -> None:
-    """Send None when ready, then execute the runs that come, until None comes or the pipe is closed."""
+    """Send None when ready, then execute received runs until None is received or the pipe is closed."""
     # SIGTERM, which batch systems send to all processes of a job, stops a run like a message of the parent.
     with capture_signals() as captured:
 

@@ -39,7 +39,7 @@ _ANSWER_SECONDS = 10.0
 @final
 @dataclass(frozen=True)
 class RayExecutor:
-    """Executes runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
+    """Executes runs as Ray tasks: on the cluster at `RAY_ADDRESS`, or on this machine.
 
     All machines should share the folder of checkpoints. Otherwise a stopped run starts over, with the same results, and
     the layers of trained models are not measured; runs of several processes require it. A run that loses a process
@@ -64,7 +64,7 @@ class RayExecutor:
                 )
                 raise InputError(
                     "resources",
-                    expected="within what the machines of the cluster have",
+                    expected="within the resources of the cluster's machines",
                     hint=f"Ray has no room for a run of {self.resources.describe(run)}: its machines have {has}. Ask "
                     "for less, or add machines before you start.",
                 )
@@ -130,7 +130,7 @@ class _Tasks:
         return len(self._queue)
 
     def stop(self) -> None:
-        """Ask every run to save and end; drop those that have not started, for which there may never be room."""
+        """Ask every run to save and end; drop runs that have not started."""
         begun = ray.get(self._board.stop.remote())
         if self._stopped:
             return
@@ -141,7 +141,7 @@ class _Tasks:
             ray.cancel(reference, force=True)
 
     def take_done(self) -> Iterator[Record]:
-        """Wait a moment, report what was posted, and yield the records of runs that ended; queue lost ones again."""
+        """Wait a moment, report posted events, and yield the records of runs that ended; queue lost runs again."""
         done: list[Any] = ray.wait(list(self.pending), timeout=_POLL_SECONDS)[0] if self.pending else []
         for event in ray.get(self._board.read.remote()):
             self._report(event)
@@ -181,7 +181,7 @@ class _Work:
 
 @final
 class _Board:
-    """An actor to which tasks post events, and which tells them whether to stop."""
+    """An actor that receives the events of tasks, and replies whether to stop."""
 
     def __init__(self) -> None:
         self._notices: list[Notice] = []
@@ -209,7 +209,7 @@ class _Board:
         return self._stopped
 
     def read(self) -> list[RunEvent]:
-        """Return what was posted since the last call: every notice, and the latest progress of each run."""
+        """Return the events since the last call: every notice, and the latest progress of each run."""
         posted = [*self._notices, *self._latest.values()]
         self._notices, self._latest = [], {}
         return posted
@@ -316,7 +316,7 @@ def _execute(run: Run, work: _Work, reporter: _Reporter | None, processes: Proce
 
 
 def _outcome(reference: Any, run: Run) -> Record | str | None:
-    """Return a task's record; None if it was stopped, and what ended its process, as text, if that was killed."""
+    """Return a task's record, None if it was stopped, or a text that describes how its process was lost."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as problem:
@@ -337,10 +337,10 @@ def _connect() -> None:
         _require_answer(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-        # Interrupted, it leaves connections that wait at the end of the process for a cluster that is gone.
+        # Otherwise its connections would wait for a lost cluster at exit.
         except Exception as problem:
             ray.shutdown()
-            # Ray has no class of its own for this, and gives a new cluster thirty seconds.
+            # Ray raises plain exceptions here, after thirty seconds.
             raise ConnectionError(
                 f"Ray cannot be started or joined: {problem} Try again when this machine has less to do, or join a "
                 "cluster that runs: ray start --head, and RAY_ADDRESS."
@@ -351,7 +351,7 @@ def _connect() -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raise ConnectionError for an address at which nobody listens: Ray would try for minutes."""
+    """Raise ConnectionError if nothing listens at an address, where Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -360,7 +360,7 @@ def _require_answer(address: str) -> None:
     except OSError as problem:
         raise ConnectionError(
             f"no Ray cluster answers at RAY_ADDRESS {address}: {problem}. Start it with ray start --head, or unset "
-            "RAY_ADDRESS to use this machine alone."
+            "RAY_ADDRESS to use only this machine."
         ) from problem
 
 
