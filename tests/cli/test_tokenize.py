@@ -24,7 +24,7 @@ def test_a_text_becomes_shards_that_train_reads(tmp_path):
     (tmp_path / "shards" / "00000.bin").write_bytes(b"")
     short = runner.invoke(app, ["train", *options, *sizes])
     assert short.exit_code == 2
-    assert "cut short" in short.output
+    assert "truncated" in short.output
 
 
 def test_bad_input_is_one_line(tmp_path):

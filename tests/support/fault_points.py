@@ -26,8 +26,13 @@ POINTS = {
     "file:before-move": "any other file is written but not in place",
 }
 """The state of the disk at each point."""
-ACTIONS = ("kill", "full")
-"""`kill` ends the process by SIGKILL; `full` raises what a full disk raises."""
+ACTIONS = {
+    "full": lambda: _raise_full_disk(),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "pause": lambda: os.killpg(0, signal.SIGSTOP),
+}
+"""`full` raises the error of a full disk, `kill` and `terminate` end the process, `pause` stops its process group."""
 INJECTED = Path(__file__).parent / "injected"
 
 reached = Counter()
@@ -66,14 +71,14 @@ def reach(name):
     """Act if the environment requests a fault at this point."""
     point, count, action = os.environ[VARIABLE].rsplit(":", 2)
     assert {name, point} <= POINTS.keys()
-    assert action in ACTIONS
     if name != point:
         return
     reached[name] += 1
-    if reached[name] != int(count):
-        return
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if reached[name] == int(count):
+        ACTIONS[action]()
+
+
+def _raise_full_disk():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

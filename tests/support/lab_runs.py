@@ -166,7 +166,7 @@ def main():
         compare(
             request,
             folder / "out",
-            executor=ProcessExecutor(num_processes),
+            executor=ProcessExecutor(num_processes, checkpoint_seconds=0),
             on_event=lambda event: print(event, flush=True),
         )
     except KeyboardInterrupt:

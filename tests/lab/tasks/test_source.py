@@ -188,7 +188,7 @@ def test_a_corpus_shorter_than_a_window_says_what_there_is_and_what_is_needed(tm
     with rejects("data", hint="smaller length") as rejected:
         task.load()
     assert rejected.value.got == path
-    assert "at least 129 tokens" in rejected.value.expected
+    assert "at least 129 training tokens" in rejected.value.expected
 
 
 def test_json_lines_without_the_field_name_those_found(json_lines):

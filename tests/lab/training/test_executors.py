@@ -13,7 +13,7 @@ import psutil
 import pytest
 from errors import rejects
 from lab_runs import Deadly, executed, model_of, records_of, request_of, run_of, text_of, timeless
-from waiting import LIMIT_IN_SECONDS, wait_until
+from waiting import wait_until
 
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training import machine
@@ -21,7 +21,7 @@ from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors import executor as executor_module
 from tidegate.lab.training.executors import processes
 from tidegate.lab.training.executors.executor import Attempts, SerialExecutor, capture_signals, make_executor
-from tidegate.lab.training.executors.processes import ProcessExecutor, _WorkerPool, describe_end
+from tidegate.lab.training.executors.processes import ProcessExecutor, describe_end
 from tidegate.lab.training.records import RecordFile
 
 
@@ -36,9 +36,12 @@ def several(task):
     ]
 
 
-def long_runs(task):
-    """Two runs that take a second."""
-    return [run_of(task, variant=f"long {seed}", seed=seed, steps=150) for seed in (0, 1)]
+TERMINATED_AT = 60
+"""The checkpoint at which a worker gets SIGTERM; without the long run, no process saves as many."""
+
+
+def long_run(task):
+    return run_of(task, variant="long", steps=TERMINATED_AT + 10)
 
 
 PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -92,30 +95,18 @@ class TestEveryExecutor:
     @pytest.fixture(scope="class")
     @classmethod
     def in_processes(cls, runs, tmp_path_factory):
-        """Records of the runs, of one that ends its process and of two, one of which is killed; and what was told of.
+        """Records of the runs, of one that ends its process and of a terminated one; progress; and the checkpoints.
 
-        The two begin first, side by side, and the process of the one that is heard of first is killed. No run is tried
-        again. The folder of the checkpoints comes last.
+        No run is retried.
         """
-        deadly, pair = replace(runs[0], variant=Deadly("deadly")), long_runs(runs[0].task)
-        told, pools = set(), []
-
-        def report(progress):
-            if not told:
-                (own,) = (
-                    worker for worker in pools[0].workers.values() if worker.run and worker.run.id == progress.run
-                )
-                os.kill(own.process.pid, signal.SIGTERM)
-            told.add(progress.run)
-
-        def make_pool(*arguments, **options):
-            pools.append(_WorkerPool(*arguments, **options))
-            return pools[0]
-
-        folder, executor = tmp_path_factory.mktemp("checkpoints"), ProcessExecutor(2, retries=0)
+        deadly, told = replace(runs[0], variant=Deadly("deadly")), set()
+        folder, executor = tmp_path_factory.mktemp("checkpoints"), ProcessExecutor(2, retries=0, checkpoint_seconds=0)
+        work = executor.execute(
+            [long_run(runs[0].task), *runs, deadly], checkpoints=folder, report=lambda event: told.add(event.run)
+        )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(processes, "_WorkerPool", make_pool)
-            return list(executor.execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told, folder
+            fault_points.ask_for(patch, "checkpoint:moved", TERMINATED_AT, "terminate")
+            return list(work), told, folder
 
     def test_serially_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
         records, told = done(SerialExecutor(), runs, tmp_path / "checkpoints")
@@ -128,26 +119,26 @@ class TestEveryExecutor:
         expected = by_id(alone)
         assert {run: record for run, record in by_id(records).items() if run in expected} == expected
         # Of a run that diverges within a moment nothing may be told.
-        assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], *long_runs(runs[0].task))}
+        assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], long_run(runs[0].task))}
         assert "Traceback" in next(record for record in records if record.run.variant == "lost").error
 
     def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(self, runs, in_processes):
         records, *_ = in_processes
         (deadly,) = (record for record in records if record.run.variant == "deadly")
         assert deadly.status == "failed"
-        assert deadly.error == ("The process of this run ended early, with exit code 7. Its checkpoint is kept.")
-        assert len(records) == len(runs) + 3
+        assert "with exit code 7" in deadly.error
+        assert len(records) == len(runs) + 2
 
     def test_a_run_whose_process_is_killed_politely_is_a_failed_record_and_goes_on_from_its_checkpoint(
         self, runs, in_processes
     ):
         records, _, folder = in_processes
-        pair = {record.status: record for record in records if record.run.variant.startswith("long")}
-        assert sorted(pair) == ["failed", "finished"]
-        assert "ended early, by SIGTERM. Its checkpoint is kept." in pair["failed"].error
-        (lost,) = (run for run in long_runs(runs[0].task) if run.id == pair["failed"].id)
+        lost = long_run(runs[0].task)
+        (failed,) = (record for record in records if record.id == lost.id)
+        assert failed.status == "failed"
+        assert "by SIGTERM" in failed.error
         again, told = done(SerialExecutor(), [lost], folder)
-        assert told[0].step > 1
+        assert told[0].step > TERMINATED_AT
         assert by_id(again) == by_id([executed(lost)])
 
     def test_a_run_whose_process_is_killed_goes_on_in_another_and_ends_as_if_nothing_had_been(
@@ -263,8 +254,11 @@ def begin():
     processes = []
 
     def begun(*arguments, **options):
-        processes.append(in_a_session(*arguments, **options))
-        return processes[-1]
+        process = in_a_session(*arguments, **options)
+        processes.append(process)
+        is_paused = psutil.Process(process.pid).status
+        wait_until(lambda: is_paused() == psutil.STATUS_STOPPED, "the first checkpoint", jobs=[process])
+        return process
 
     yield begun
     for process in processes:
@@ -274,21 +268,17 @@ def begin():
 
 
 def in_a_session(folder, variants, *, num_seeds, steps, num_processes=2):
-    """A comparison in processes of its own, once it trains."""
+    """Start a comparison in processes that are all paused at its first checkpoint."""
     command = [sys.executable, "-c", "from lab_runs import main; main()"]
     budget = steps * 4 * lab_runs.LENGTH
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*command, str(folder), variants, str(num_seeds), str(budget), str(num_processes)],
-        env=os.environ | PATHS | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
+        env=os.environ | PATHS | {"OMP_NUM_THREADS": "1"} | fault_points.environment("checkpoint:moved", 1, "pause"),
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    for line in process.stdout:
-        if line.startswith("Progress"):
-            break
-    return process
 
 
 def finished_here(folder, variants, *, num_seeds, steps, out="out"):
@@ -308,7 +298,13 @@ def members(session):
 
 
 def wait_for_the_end_of(session):
-    wait_until(lambda: not members(session), "the end of all processes of the comparison")
+    def has_ended():
+        # Each process pauses all of them at its first checkpoint.
+        with suppress(ProcessLookupError):
+            os.killpg(session, signal.SIGCONT)
+        return not members(session)
+
+    wait_until(has_ended, "the end of all processes of the comparison")
 
 
 class Asked:
@@ -328,15 +324,14 @@ class TestAComparisonInProcesses:
     def test_killed_at_any_moment_and_run_again_gives_the_same_records(
         self, num_processes, tmp_path, miniatures, begin
     ):
-        # Many more steps than a machine makes between the first one that it tells of and the kill.
-        process = begin(tmp_path, "none,bma", num_seeds=1, steps=400, num_processes=num_processes)
+        process = begin(tmp_path, "none,bma", num_seeds=1, steps=40, num_processes=num_processes)
         process.kill()
         # Workers see that they are alone, save where they stand, and end.
         wait_for_the_end_of(process.pid)
         assert list((tmp_path / "out" / CHECKPOINTS).glob("*.safetensors"))
         assert len(records_of(RecordFile(records_path(tmp_path / "out")).read())) < 2
-        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=400)
-        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=400, out="new")
+        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=40)
+        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=40, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
     @pytest.mark.parametrize(
@@ -352,10 +347,10 @@ class TestAComparisonInProcesses:
         request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
         process = begin(tmp_path, "none,bma", num_seeds=60, steps=200)
         os.killpg(process.pid, number)
-        _, errors = process.communicate(timeout=LIMIT_IN_SECONDS)
+        wait_for_the_end_of(process.pid)
+        _, errors = process.communicate()
         assert process.returncode == 130
         assert errors == ""
-        wait_for_the_end_of(process.pid)
         folder, asked = tmp_path / "out" / CHECKPOINTS, Asked()
         with pytest.raises(KeyboardInterrupt):
             compare(request, tmp_path / "out", executor=asked, on_event=lambda _: None)

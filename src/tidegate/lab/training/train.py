@@ -72,7 +72,7 @@ class RunContext:
 
 
 def execute_run(run: Run, context: RunContext) -> Record:
-    """Train, or resume from a checkpoint. A failure returns a record with the traceback; a stop raises `Interrupted`."""
+    """Train, or resume from a checkpoint. A failure returns its traceback in a record; a stop raises `Interrupted`."""
     keep_freed_memory()
     try:
         return _Trainer(run, context).record()
