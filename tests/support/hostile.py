@@ -163,7 +163,7 @@ class Hostile:
     make: Callable[[Path, Path], object]
     """Takes the folder, and a path at which nothing may be created."""
     refusal: str
-    """A part of the error; empty if the model loads without harm."""
+    """A telling word of the error; empty if the model loads without harm."""
     tokenizes: bool = False
     """Whether to tokenize a text, too."""
 
@@ -173,27 +173,27 @@ class Hostile:
 
 
 FOLDERS = (
-    Hostile(pickled_weights, "a folder with model.safetensors or model.safetensors.index.json"),
-    Hostile(pickle_named_safetensors, "must be a safetensors file"),
-    Hostile(code_by_auto_map, "Its model_type is 'evil'"),
-    Hostile(missing_tensor, "Missing, so that they would be random: model."),
-    Hostile(other_shape, "self_attn.q_proj.weight is (1, 32), not (32, 32)"),
+    Hostile(pickled_weights, "model.safetensors"),
+    Hostile(pickle_named_safetensors, "safetensors"),
+    Hostile(code_by_auto_map, "'evil'"),
+    Hostile(missing_tensor, "layers.1.self_attn.q_proj"),
+    Hostile(other_shape, "(1, 32)"),
     Hostile(name_that_climbs, ""),
-    Hostile(shard_that_climbs, "weight_map must be a map from tensors to names of .safetensors files"),
-    Hostile(offsets_that_lie, "model must be readable weights"),
-    Hostile(header_that_never_ends, "model must be readable weights"),
-    Hostile(cut_weights, "model must be readable weights"),
-    Hostile(million_layers, "num_hidden_layers must be at most 4096, as the weights have 21 tensors, got 1000000"),
-    Hostile(giant_width, "whose config.json fits its weights of 21 tensors"),
-    Hostile(giant_vocabulary, "whose config.json fits its weights of 21 tensors"),
-    Hostile(nested_config, "config.json must be valid JSON"),
-    Hostile(nested_tokenizer, "a folder with a tokenizer that transformers can load", tokenizes=True),
-    Hostile(our_million_layers, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
-    Hostile(our_giant_width, "d_model is 1,000,000,000, and its largest tensor has"),
-    Hostile(our_giant_vocabulary, "vocab_size is 1,000,000,000,000,000, and its largest tensor has"),
-    Hostile(our_nested_metadata, "cannot be read: text must be valid JSON"),
-    Hostile(our_nested_header, "text must be valid JSON"),
-    Hostile(empty_file, "must be a safetensors file"),
+    Hostile(shard_that_climbs, "weight_map"),
+    Hostile(offsets_that_lie, "weights"),
+    Hostile(header_that_never_ends, "weights"),
+    Hostile(cut_weights, "weights"),
+    Hostile(million_layers, "num_hidden_layers"),
+    Hostile(giant_width, "config.json"),
+    Hostile(giant_vocabulary, "config.json"),
+    Hostile(nested_config, "config.json"),
+    Hostile(nested_tokenizer, "tokenizer", tokenizes=True),
+    Hostile(our_million_layers, "num_layers"),
+    Hostile(our_giant_width, "d_model"),
+    Hostile(our_giant_vocabulary, "vocab_size"),
+    Hostile(our_nested_metadata, "JSON"),
+    Hostile(our_nested_header, "JSON"),
+    Hostile(empty_file, "safetensors"),
 )
 
 

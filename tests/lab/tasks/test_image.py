@@ -144,7 +144,7 @@ def test_images_are_gray_if_all_of_them_are(tmp_path):
     for number in range(8):
         save_image(tmp_path / "ab"[number % 2] / f"{number}.png", mode="L", seed=number)
     assert image_task(str(tmp_path), image_size=8).load().facts["channels"] == 1
-    save_image(tmp_path / "a" / "colour.png", seed=99)
+    save_image(tmp_path / "a" / "color.png", seed=99)
     assert image_task(str(tmp_path), image_size=8).load().facts["channels"] == 3
 
 

@@ -47,7 +47,7 @@ def test_byte_pairs_are_the_same_in_another_process(folder):
     assert json.loads(done.stdout) == task.load().batch(seed=1, step=2, size=4).inputs.tolist()
 
 
-def test_byte_pairs_are_learnt_from_the_training_text_alone(tmp_path):
+def test_byte_pairs_are_trained_from_the_training_text_alone(tmp_path):
     path = tmp_path / "two.txt"
     path.write_text("abab " * 2000 + "xyzxyz " * 60)
     merges = text_task(str(path), tokenizer="bpe:300", length=8).load()

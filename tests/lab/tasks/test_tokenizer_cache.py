@@ -15,7 +15,7 @@ HELD_OUT = [Document("c", b"the mat sat on the cat\n" * 5)]
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """How often byte pairs were learnt."""
+    """How often byte pairs were trained."""
     calls = []
 
     def count(documents, num_tokens):
@@ -35,7 +35,7 @@ def files_of(folder):
     return sorted((folder / "tidegate").iterdir())
 
 
-def test_byte_pairs_are_learnt_once_and_then_mapped(cache_folder, trainings):
+def test_byte_pairs_are_trained_once_and_then_mapped(cache_folder, trainings):
     first = merged_tokens(TRAINING, HELD_OUT, 280)
     again = merged_tokens(TRAINING, HELD_OUT, 280)
     assert trainings == [280]
@@ -45,7 +45,7 @@ def test_byte_pairs_are_learnt_once_and_then_mapped(cache_folder, trainings):
     assert int(again.token_bytes[again.training].sum()) == sum(len(document.content) for document in TRAINING) + 1
 
 
-def test_what_is_kept_is_what_is_learnt(cache_folder):
+def test_what_is_kept_is_what_is_trained(cache_folder):
     kept = merged_tokens(TRAINING, HELD_OUT, 280)
     tokenizer = merged.trained_tokenizer(TRAINING, 280)
     assert kept.training.tolist() == tokenizer.encode(TRAINING).tolist()

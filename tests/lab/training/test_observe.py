@@ -15,7 +15,7 @@ from tidegate.lab.training.observe import (
     map_products,
     map_ranks,
     observe_probe,
-    summarise_observation,
+    summarize_observation,
 )
 from tidegate.torch.observing import observe
 from tidegate.torch.observing.modules import follow_modules
@@ -147,7 +147,7 @@ def test_a_comparison_sees_what_observe_sees(config):
         assert figures["below"] == tuple(gate.below for gate in gates)
         assert figures["spread"] == tuple(gate.token_spread for gate in gates)
     # The map from value to output is no part of an observation.
-    assert replace(summary, map_rank=None) == summarise_observation(watcher.observation(), tokens=7)
+    assert replace(summary, map_rank=None) == summarize_observation(watcher.observation(), tokens=7)
 
 
 def test_to_look_draws_no_random_number_and_leaves_gradients_alone():

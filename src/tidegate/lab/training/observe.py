@@ -44,12 +44,12 @@ def observe_probe(model: Model, batch: Batch, *, tokens: int) -> ObservationSumm
     with observe(model) as watcher, follow_modules(model, gates):
         model(batch.inputs)
     model.train()
-    seen = summarise_observation(watcher.observation(), tokens=tokens)
+    seen = summarize_observation(watcher.observation(), tokens=tokens)
     summary = replace(seen, map_rank=map_ranks(model, gates.by_gate))
     return summary if _is_finite(asdict(summary)) else None
 
 
-def summarise_observation(observation: Observation, *, tokens: int) -> ObservationSummary:
+def summarize_observation(observation: Observation, *, tokens: int) -> ObservationSummary:
     """Return the means of an observation by layer and head, for records."""
     layers = observation.layers
     sites = sorted({site for layer in layers for site in layer.gates})
