@@ -97,9 +97,7 @@ def read_corpus(source: str, field: str | None) -> Corpus:
     if kind == "embedded" and field is not None:
         raise InputError("field", expected="left out for the embedded corpus", got=field, hint=_FIELD_HINT)
     if kind == "embedded":
-        training, held_out, missing = embedded_corpus()
-        title = f"sources of the standard library of Python {platform.python_version()}"
-        return Corpus(training, held_out, fingerprint(training, held_out), title, missing)
+        return embedded_corpus()
     field_name, name = field or "text", source.removeprefix(_HUB)
     documents = tuple(hub_documents(name, field_name)) if kind == "hub" else file_documents(source, field_name)
     if not documents:
@@ -245,15 +243,7 @@ HELD_OUT: tuple[str, ...] = tuple(_HELD_OUT.split())
 """Modules of many kinds and medium size; no training window comes from them."""
 
 
-class EmbeddedCorpus(NamedTuple):
-    """The documents, and the names of modules that this Python does not have."""
-
-    training: tuple[Document, ...]
-    held_out: tuple[Document, ...]
-    missing: tuple[str, ...]
-
-
-def embedded_corpus(folder: Path | None = None) -> EmbeddedCorpus:
+def embedded_corpus(folder: Path | None = None) -> Corpus:
     """Read the listed modules in `folder`, by default the standard library of this Python.
 
     Missing modules are listed. Raise InputError if all training or all held-out modules are missing.
@@ -267,4 +257,5 @@ def embedded_corpus(folder: Path | None = None) -> EmbeddedCorpus:
     if not (training and held_out):
         hint = f"This Python has no source files of its standard library in {folder}."
         raise InputError("data", expected="your own text", hint=hint)
-    return EmbeddedCorpus(training, held_out, missing)
+    title = f"sources of the standard library of Python {platform.python_version()}"
+    return Corpus(training, held_out, fingerprint(training, held_out), title, missing)
