@@ -250,7 +250,7 @@ class TestASignal:
 
 @pytest.fixture
 def begin():
-    """Begins comparisons in sessions of their own; whatever is left of them in the end is killed."""
+    """Start comparisons in their own sessions; kill their remaining processes at the end."""
     processes = []
 
     def begun(*arguments, **options):
@@ -264,7 +264,8 @@ def begin():
     for process in processes:
         for member in members(process.pid):
             os.kill(member, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        process.stderr.close()
 
 
 def in_a_session(folder, variants, *, num_seeds, steps, num_processes=2):
