@@ -124,7 +124,7 @@ def require_whole_shards(folder: Path, index: ShardIndex) -> None:
 
 
 def _damaged(path: Path, state: str) -> InputError:
-    return InputError("data", expected="whole shards", hint=f"{path} {state}. {_REMEDY}")
+    return InputError("data", expected="a folder of intact shards", hint=f"{path} {state}. {_REMEDY}")
 
 
 def tokenizer_text(folder: Path, index: ShardIndex) -> str:

@@ -73,7 +73,7 @@ class TrainingFolder:
                 load_model(self.model)
             except ValueError as problem:
                 hint = f"{problem} Remove that file, and rerun the command to train the model again."
-                raise InputError("out", expected="a folder with a whole model", got=self.path, hint=hint) from None
+                raise InputError("out", expected="a folder with an intact model", got=self.path, hint=hint) from None
         return ended[-1]
 
     def has_begun(self) -> bool:

@@ -113,12 +113,12 @@ class Processes:
 
 
 def whole_tensor(value: Tensor) -> Tensor:
-    """Return a tensor whole; if it is sharded, all processes must call this."""
+    """Return a full tensor; if it is sharded, all processes must call this."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
 def copy_whole(whole: Tensor, target: Tensor) -> None:
-    """Copy a whole tensor into another; if that is sharded, this process's shard of it."""
+    """Copy a full tensor into another; if that is sharded, only this process's shard."""
     if isinstance(target, DTensor):
         part = distribute_tensor(whole.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(part.to_local())
@@ -206,7 +206,7 @@ def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:
         raise InputError("nproc", expected=expected, got=num_processes)
     if training.optimizer == "muon" and kind != "ddp":
         hint = "Or use the optimizer adamw."
-        raise InputError("parallel", expected="'ddp' for Muon, which needs whole matrices", got=kind, hint=hint)
+        raise InputError("parallel", expected="'ddp' for Muon, which needs full matrices", got=kind, hint=hint)
     if run.model.gates.read_other_sequences and kind != "tp":
         expected = f"'tp' with the gate {run.model.gate}, which reads the next sequence of a batch"
         raise InputError("parallel", expected=expected, got=kind)
