@@ -206,8 +206,7 @@ def test_a_figure_that_was_changed_by_hand_is_noticed_and_another_layout_is_none
 def test_a_full_disk_is_named_and_the_next_line_heals_what_is_left(file, monkeypatch, point, kept):
     filled(file, PLAN)
     fault_points.ask_for(monkeypatch, f"record:{point}")
-    words = rf"{file.path} could not be written: No space left on device\. [\d.]+ \w+ are needed, .* are free"
-    with pytest.raises(OSError, match=words):
+    with pytest.raises(OSError, match=f"{file.path} .*: No space left on device"):
         file.append(FAILED)
     assert file.read() == [PLAN, FAILED][:kept]
     assert filled(file, LAYERS).read() == [*[PLAN, FAILED][:kept], LAYERS]
