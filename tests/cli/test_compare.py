@@ -242,12 +242,12 @@ RUNS = '''
 from dataclasses import replace
 from tidegate.config import TransformerConfig
 from tidegate.lab.training.run import Run, Training
-from tidegate.lab.tasks.catalogue import task_of
+from tidegate.lab.tasks.catalogue import make_task
 
 def gates():
     """Is a gate better than none?"""
     base = Run(
-        variant="none", block=0, seed=0, task=task_of("lm", "corpus.txt", length=16),
+        variant="none", block=0, seed=0, task=make_task("lm", "corpus.txt", length=16),
         model=TransformerConfig(gate="none", d_model=16, num_layers=1, num_heads=2, max_length=16),
         training=Training(steps=4, batch_size=2, num_evaluations=2, num_observations=1),
     )

@@ -24,7 +24,7 @@ def test_a_text_becomes_shards_that_train_reads(tmp_path):
     (tmp_path / "shards" / "00000.bin").write_bytes(b"")
     short = runner.invoke(app, ["train", *options, *sizes])
     assert short.exit_code == 2
-    assert "cut short" in short.output
+    assert "truncated" in short.output
 
 
 def test_bad_input_is_one_line(tmp_path):
@@ -44,7 +44,7 @@ def test_finished_shards_of_another_text_are_refused_in_one_line(tmp_path):
     refused = runner.invoke(app, ["tokenize", str(tmp_path / "b.txt"), *options])
     assert refused.exit_code == 2
     assert refused.stderr.startswith("error: --out must")
-    assert "shards of another call: source was " in refused.stderr
+    assert "shards made with other options: source was " in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 
@@ -59,7 +59,7 @@ def test_an_encoder_that_is_killed_is_one_line_and_the_same_command_goes_on(tmp_
         lost = runner.invoke(app, [*command, "2", "--quiet"])
     assert lost.exit_code == 1
     assert lost.stderr == (
-        "error: A process that encodes was ended, possibly for lack of memory. "
+        "error: An encoding process was killed, possibly for lack of memory. "
         "Rerun the command to resume, or use fewer --processes.\n"
     )
     assert runner.invoke(app, [*command, "1"]).exit_code == 0
@@ -74,7 +74,7 @@ def test_learning_byte_pairs_is_announced_unless_they_are_there(tmp_path, monkey
     shards = ["tokenize", str(text), "--out", str(tmp_path / "shards"), "--processes", "1", *pairs]
     sizes = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--length", "16", "--batch-size", "4"]
     train = ["train", "--data", str(text), *pairs, *sizes, "--dry-run"]
-    announced = "learning up to 300 byte pairs from "
+    announced = "training a BPE tokenizer of 300 tokens on "
     for command in (shards, train):
         first, again = (runner.invoke(app, command) for _ in range(2))
         assert first.exit_code == 0, first.output

@@ -10,7 +10,7 @@ def effort(request):
 
 @pytest.fixture
 def report(request):
-    """Report what came of the test's fault: to the file of `--outcomes`; without it, the page must have its row."""
+    """Report the outcome of the test's fault to the file of `--outcomes`; without it, the page must have its row."""
     fault, path = faults.fault_of(request.node), outcomes_path(request.config)
 
     def note_outcome(*, tried, outcome):
@@ -25,7 +25,7 @@ def report(request):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """Note the fault of a test that is skipped, so that its row stays in the page."""
+    """Report the fault of a skipped test as not tried, so that the page keeps its row."""
     result = yield
     if result.skipped and outcomes_path(item.config) and item.get_closest_marker("fault"):
         faults.note(outcomes_path(item.config), faults.Outcome(faults.fault_of(item), 0, str(result.longrepr[2])))
@@ -33,6 +33,6 @@ def pytest_runtest_makereport(item):
 
 
 def outcomes_path(config):
-    """Where `--outcomes` says, though a test may be in another folder by the time that it reports; None without it."""
+    """Return the path of `--outcomes`, relative to the starting directory; None without it."""
     given = config.getoption("--outcomes")
     return None if given is None else config.invocation_params.dir / given

@@ -1,4 +1,4 @@
-"""Readers and the command line on inputs that nobody would write: only documented errors, little time and memory."""
+"""Fuzz readers and the command line: only documented errors, little time and memory."""
 
 import io
 import json
@@ -30,7 +30,7 @@ from tidegate.lab.models.language_models import load_language_model
 from tidegate.lab.studies.catalogue import STUDIES
 from tidegate.lab.studies.options import set_options, settings_of
 from tidegate.lab.studies.study import read_record
-from tidegate.lab.tasks.image import folder_pictures
+from tidegate.lab.tasks.image import read_image_folder
 from tidegate.lab.tasks.source import read_corpus, read_tokens
 from tidegate.lab.training.checkpoint import checkpoint_path, load_checkpoint
 from tidegate.lab.training.model import build_model
@@ -108,7 +108,7 @@ def open_images(folder):
 
     def read(text):
         path.write_bytes(text.encode("latin-1", errors="replace"))
-        return folder_pictures(str(folder), 8)
+        return read_image_folder(str(folder), 8)
 
     return read, samples
 

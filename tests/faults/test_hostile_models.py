@@ -1,4 +1,4 @@
-"""Model folders made to harm are refused in words: nothing is executed, little time and memory is spent."""
+"""Hostile model folders are rejected with an error: nothing is executed, and little time and memory is used."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Whatever is killed at any moment resumes, and ends with the results of what was left alone."""
+"""Work that is killed at any moment resumes, and ends with the same results as undisturbed work."""
 
 import json
 import random
@@ -202,7 +202,7 @@ def resumed_runs(out):
 @pytest.mark.torture
 @pytest.mark.fault("SIGKILL of a worker at a random moment of a comparison in processes")
 def test_a_run_whose_worker_is_killed_resumes_from_its_checkpoint(processes, tmp_path, effort, report):
-    """In every second folder the moment is one at which runs are at work."""
+    """In every second folder, runs are in progress at that moment."""
     moments, killed, folders, lost, resumed = random.Random("worker"), 0, 0, 0, 0
     most = effort(1, NUM_KILLS_IN_PROCESSES)
     while (killed < most or not resumed) and folders < 3 * most:
@@ -220,8 +220,8 @@ def test_a_run_whose_worker_is_killed_resumes_from_its_checkpoint(processes, tmp
     assert resumed, "no run resumed from a checkpoint"
     report(
         tried=killed,
-        outcome=f"{lost} met a run at work, of which at least {resumed} resumed from a checkpoint; same records in all "
-        f"{folders} folders",
+        outcome=f"{lost} hit a run in progress, of which at least {resumed} resumed from a checkpoint; same records in "
+        f"all {folders} folders",
     )
 
 

@@ -1,4 +1,4 @@
-"""Files that were changed behind the back of whoever wrote them."""
+"""Damage and forge files."""
 
 import json
 import random
@@ -34,9 +34,9 @@ def flip_inside(path: Path, share: float = 0.5) -> None:
 
 
 def forge_tensors(path, *, metadata=None, tensors=None, sealed=True):
-    """Write a file of tensors again with entries changed, as if by its own writer; None as a value removes one.
+    """Write a file of tensors again with changed entries; None removes one.
 
-    sealed : whether the file gets a digest that fits
+    sealed : whether the file gets a valid checksum
     """
     with safe_open(path, framework="pt") as file:
         held = file.metadata() | (metadata or {})
@@ -54,10 +54,7 @@ def forge_tensors(path, *, metadata=None, tensors=None, sealed=True):
 
 
 def change_header(path: Path, change: Callable[[Any], Any]) -> None:
-    """Write a safetensors file again with another header, given as JSON values or as bytes.
-
-    If there is a place for a digest of ours, it has that of the new content.
-    """
+    """Write a safetensors file again with another header, as JSON or bytes, and with a valid checksum."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = change(json.loads(content[8 : 8 + length]))
@@ -71,5 +68,5 @@ def change_header(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def change_metadata(path: Path, **texts: str) -> None:
-    """Write a safetensors file again with some of its metadata changed, and a digest that fits."""
+    """Write a safetensors file again with changed metadata and a valid checksum."""
     change_header(path, lambda header: header | {"__metadata__": header["__metadata__"] | texts})

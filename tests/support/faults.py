@@ -1,8 +1,8 @@
 """The faults that tests/faults tries: one row each in docs/reliability.md, made from what the tests report.
 
-`make torture` runs them at full length with `--outcomes FILE`, which gathers a line for each, and then this script,
+`make torture` runs them at full length with `--outcomes FILE`, which collects a line for each, and then this script,
 which writes them into the table of the page: `python tests/support/faults.py FILE`. A fault that could not be tried,
-since there is no Chromium or no right to mount, keeps the row that the page has.
+for lack of Chromium or of the right to mount, keeps its row.
 """
 
 import json
@@ -16,11 +16,11 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one fault: what happened, in words with figures."""
+    """The outcome of one fault, in words with numbers."""
 
     fault: str
     tried: int
-    """How often; 0 if its test was skipped."""
+    """Number of attempts; 0 if its test was skipped."""
     outcome: str
 
 
@@ -38,9 +38,9 @@ def rows_of(page):
 
 
 def with_table(page, outcomes):
-    """The page with these outcomes in place of its table, in the order of the faults' names.
+    """Return the page with these outcomes as its table, sorted by fault.
 
-    Of a fault that was tried twice the last outcome counts; one that was not tried keeps its row, if it has one.
+    The last outcome of a fault counts; a fault that was not tried keeps its row, if it has one.
     """
     before, rest = page.split(BEGIN)
     old, rows = rows_of(page), {}

@@ -1,4 +1,4 @@
-"""Model files and folders made to harm: what they declare, and what loading them would do if it trusted them."""
+"""Hostile model files and folders."""
 
 import json
 import pickle
@@ -17,12 +17,12 @@ from spending import measure_spending
 from tidegate.lab.models.language_models import load_language_model, token_windows
 from tidegate.torch import TransformerLM, save_model
 
-# The classes are imported with this module, so that a loader's own time and memory are measured.
+# Import the classes here, so that only the loader's own time and memory are measured.
 assert transformers.models.llama.modeling_llama
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -32,7 +32,7 @@ class Bomb:
 
 
 def llama(folder):
-    """A whole folder of a small model, and the path of its weights."""
+    """Save a small model in a folder, and return the path of its weights."""
     tiny("llama").save_pretrained(folder)
     return folder / "model.safetensors"
 
@@ -48,7 +48,7 @@ def change_tensors(path, change):
 
 
 def ours(folder, **changes):
-    """A file of ours whose configuration declares something else, with a digest that fits."""
+    """Write a model file of ours with a changed configuration and a valid checksum."""
     path = folder / "model.safetensors"
     config = model_of()
     save_model(TransformerLM(config), path)
@@ -158,14 +158,14 @@ def empty_file(folder, mark):
 
 @dataclass(frozen=True)
 class Hostile:
-    """What is wrong with a folder, and what becomes of it."""
+    """A hostile folder and its expected error."""
 
     make: Callable[[Path, Path], object]
-    """Takes the folder and the mark that nothing may leave."""
+    """Takes the folder, and a path at which nothing may be created."""
     refusal: str
-    """What the error says; empty if the model can be loaded, and does no harm."""
+    """A telling word of the error; empty if the model loads without harm."""
     tokenizes: bool = False
-    """Whether a text is read with it too."""
+    """Whether to tokenize a text, too."""
 
     @property
     def name(self):
@@ -173,32 +173,32 @@ class Hostile:
 
 
 FOLDERS = (
-    Hostile(pickled_weights, "a folder with model.safetensors or model.safetensors.index.json"),
-    Hostile(pickle_named_safetensors, "must be a safetensors file"),
-    Hostile(code_by_auto_map, "Its model_type is 'evil'"),
-    Hostile(missing_tensor, "Missing, so that they would be random: model."),
-    Hostile(other_shape, "self_attn.q_proj.weight is (1, 32), not (32, 32)"),
+    Hostile(pickled_weights, "model.safetensors"),
+    Hostile(pickle_named_safetensors, "safetensors"),
+    Hostile(code_by_auto_map, "'evil'"),
+    Hostile(missing_tensor, "layers.1.self_attn.q_proj"),
+    Hostile(other_shape, "(1, 32)"),
     Hostile(name_that_climbs, ""),
-    Hostile(shard_that_climbs, "weight_map must be a map from tensors to names of .safetensors files"),
-    Hostile(offsets_that_lie, "model must be readable weights"),
-    Hostile(header_that_never_ends, "model must be readable weights"),
-    Hostile(cut_weights, "model must be readable weights"),
-    Hostile(million_layers, "num_hidden_layers must be at most 4096, as the weights have 21 tensors, got 1000000"),
-    Hostile(giant_width, "whose config.json fits its weights of 21 tensors"),
-    Hostile(giant_vocabulary, "whose config.json fits its weights of 21 tensors"),
-    Hostile(nested_config, "config.json must be valid JSON"),
-    Hostile(nested_tokenizer, "a folder with a tokenizer that transformers can load", tokenizes=True),
-    Hostile(our_million_layers, "num_layers is 1,000,000, and it has tensors of 2 blocks"),
-    Hostile(our_giant_width, "d_model is 1,000,000,000, and its largest tensor has"),
-    Hostile(our_giant_vocabulary, "vocab_size is 1,000,000,000,000,000, and its largest tensor has"),
-    Hostile(our_nested_metadata, "cannot be read: text must be valid JSON"),
-    Hostile(our_nested_header, "text must be valid JSON"),
-    Hostile(empty_file, "must be a safetensors file"),
+    Hostile(shard_that_climbs, "weight_map"),
+    Hostile(offsets_that_lie, "weights"),
+    Hostile(header_that_never_ends, "weights"),
+    Hostile(cut_weights, "weights"),
+    Hostile(million_layers, "num_hidden_layers"),
+    Hostile(giant_width, "config.json"),
+    Hostile(giant_vocabulary, "config.json"),
+    Hostile(nested_config, "config.json"),
+    Hostile(nested_tokenizer, "tokenizer", tokenizes=True),
+    Hostile(our_million_layers, "num_layers"),
+    Hostile(our_giant_width, "d_model"),
+    Hostile(our_giant_vocabulary, "vocab_size"),
+    Hostile(our_nested_metadata, "JSON"),
+    Hostile(our_nested_header, "JSON"),
+    Hostile(empty_file, "safetensors"),
 )
 
 
 def load(folder, answer, tokenizes):
-    """Load a model, and a text for it if asked to, as `tidegate observe` does; write what came of it and its cost."""
+    """Load a model, and optionally a text, as `tidegate observe` does; write the outcome and its cost."""
     with measure_spending() as spent:
         try:
             model = load_language_model(folder, derivatives=False)

@@ -1,7 +1,7 @@
 """A Ray cluster of two machines that are both this one: `python lab_cluster.py FOLDER SCENARIO...`.
 
-Each scenario does runs on it, may break something meanwhile, and leaves records and events in the folder. Ray forks to
-start its processes, which does not go well in one that has used JAX, as that of a test may have.
+Each scenario executes runs, may break something meanwhile, and writes records and events to the folder. It has its own
+process because Ray forks, which fails in a process that has used JAX.
 """
 
 import os
@@ -19,20 +19,19 @@ from lab_runs import run_of, text_of
 from ray.cluster_utils import Cluster
 
 from tidegate.lab.training.events import Notice, Progress
+from tidegate.lab.training.executors.executor import RunResources
 from tidegate.lab.training.executors.ray import RayExecutor
-from tidegate.lab.training.executors.resources import RunResources
 
 SETTINGS = {
-    # A machine that is gone refuses the question at once, and is missed after ten; one that is busy has ten seconds for
-    # each.
+    # A lost machine refuses connections, and is noticed after ten checks; a busy one has ten seconds for each.
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 200,
     "health_check_failure_threshold": 10,
-    # Beside other tests Ray's processes would wait for the cores that those leave.
+    # With lower priority Ray's processes would starve beside other tests.
     "worker_niceness": 0,
 }
 LONG = 250
-"""Steps of runs that something happens to."""
+"""Number of steps of runs that are disturbed."""
 TOGETHER = RunResources(processes=2)
 
 
@@ -64,7 +63,7 @@ class Machines:
         return self.cluster.head_node, self.other
 
     def workers(self, name, *nodes):
-        """Processes that work at tasks or actors of a name, on these machines or on both."""
+        """Return the processes of tasks or actors with a name, on these machines or on both."""
         raylets = {info.process.pid for node in nodes or self.nodes for info in node.all_processes.get("raylet", [])}
         return [
             process.pid
@@ -74,7 +73,7 @@ class Machines:
 
 
 def execute(runs, folder, happen=lambda event: None, **options):
-    """Records and events of runs; what comes of each event is up to the scenario."""
+    """Return the records and events of runs; `happen` is called for each event."""
     told = []
 
     def report(event):
@@ -86,7 +85,7 @@ def execute(runs, folder, happen=lambda event: None, **options):
 
 
 def crowded(machines, task, folder):
-    """What is said of runs that the cluster can never have room for; in the place of records."""
+    """Return the errors of runs that do not fit the cluster, in place of records."""
     said = []
     for resources in (RunResources(cpus=2), RunResources(processes=3), RunResources(cpus=4, processes=2)):
         try:
@@ -97,9 +96,9 @@ def crowded(machines, task, folder):
 
 
 def losses(machines, task, folder):
-    """Three runs on two machines: a process is killed on the first; when it is missed, the second leaves.
+    """Three runs on two machines: a process on the first is killed; when that is noticed, the second leaves.
 
-    Each happens in the first half of a run: in the second half, the run may end before its process does.
+    Each happens in the first half of a run, since later the run may end before its process.
     """
     moments = []
 
@@ -123,7 +122,7 @@ def losses(machines, task, folder):
 
 
 def interrupted(machines, task, folder):
-    """Three runs on two machines, stopped when the first is heard of, and the same again."""
+    """Three runs on two machines, stopped at the first event and resumed."""
     return stopped_and_again(long_runs(task), folder)
 
 
@@ -133,7 +132,7 @@ def together(machines, task, folder):
 
 
 def together_lost(machines, task, folder):
-    """A run of two processes: one is killed, then the machine of one leaves, and another joins when it is missed."""
+    """A run of two processes: one is killed, then a machine leaves, and another joins when that is noticed."""
     moments = []
 
     def happen(event):
@@ -153,12 +152,12 @@ def together_lost(machines, task, folder):
 
 
 def together_failed(machines, task, folder):
-    """A run of two processes whose data is gone."""
+    """A run of two processes whose data is missing."""
     return execute([replace(pair_run(task), task=replace(task, source="gone.txt"))], folder, resources=TOGETHER)
 
 
 def together_interrupted(machines, task, folder):
-    """Two runs of two processes each, stopped when the first is heard of, and the same again."""
+    """Two runs of two processes each, stopped at the first event and resumed."""
     run = pair_run(task)
     return stopped_and_again([run, replace(run, seed=1)], folder, resources=TOGETHER)
 

@@ -1,7 +1,7 @@
 """One of two processes that train miniatures together: `python lab_processes.py FOLDER CASES`.
 
-For each case, a gate and a way to run in parallel, it makes some steps and leaves losses and weights in the folder.
-Then it goes on with runs that one process has begun, and begins others.
+For each case, a gate and a parallel engine, it makes some steps and writes losses and weights to the folder. Then it
+resumes runs that one process has started, and starts others.
 """
 
 import json
@@ -30,7 +30,7 @@ def run_with(task, gate, **options):
 
 
 def steps_of(run, processes=None):
-    """All steps of a run: the losses before each, and the weights after all, in the default dtype."""
+    """Return the loss before each step of a run, and the weights after all, in the default dtype."""
     model = build_model(run.model, seed=run.seed)
     computing = model if processes is None else processes.distribute(model)
     optimizer = make_optimizer(model, run)
@@ -42,7 +42,7 @@ def steps_of(run, processes=None):
 
 
 def stopped_after(count):
-    """A context that stops a run after some steps."""
+    """Return the options of a context that stops a run after some steps."""
     steps = []
     return {"report": lambda event: steps.append(event), "stopping": lambda: len(steps) >= count}
 

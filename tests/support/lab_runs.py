@@ -28,12 +28,12 @@ MINIATURE = Preset(
     d_model=16, num_layers=2, num_heads=2, length=LENGTH, batch_size=4, budget=LENGTH * 4 * STEPS, lr=1e-2
 )
 COARSE = Sampling(num_positions=1, num_planes=2)
-"""Where the curvature of layers is looked at, but no number of it matters."""
+"""For curvature whose values do not matter."""
 LINES = [f"{number}: the sum of {number} and {number % 7} is {number + number % 7}.\n" for number in range(200)]
 
 
 class Deadly(str):
-    """A name that ends whoever unpickles it."""
+    """A name that ends the process that unpickles it."""
 
     def __reduce__(self):
         return os._exit, (7,)
@@ -41,14 +41,14 @@ class Deadly(str):
 
 def write_text(folder):
     path = folder / "sums.txt"
-    # Of several processes that share the folder, one would read what another has only begun to write.
+    # Another process may be reading it.
     if not path.exists():
         path.write_text("".join(LINES))
     return path
 
 
 def text_of(folder, **options):
-    """A text of a few kB, of which few tokens are evaluated."""
+    """Return a text task of a few kB, with few evaluated tokens."""
     return replace(text_task(str(write_text(folder)), length=LENGTH), num_validation_tokens=256, **options)
 
 
@@ -111,9 +111,9 @@ measure_run = compare_module.measure_run
 
 
 def use_miniatures(ratios=None, *, layers=False):
-    """Make `tiny` miniature, and give every variant made-up costs: a step of it takes `ratios` of the control's.
+    """Make `tiny` miniature, and invent the costs of every variant: its steps take `ratios` of the control's.
 
-    The trained layers, which take longer to measure than to train, are measured only if `layers` says so, and coarsely.
+    Trained layers are measured only with `layers`, and coarsely: that takes longer than training.
     """
     PRESETS["lm"]["tiny"] = MINIATURE
     compare_module.measure_run = measure_run if layers else leave_unmeasured
@@ -155,7 +155,7 @@ def cost_of(variant, ratio=1.0):
 
 
 def main():
-    """A comparison in processes: `folder variants num_seeds budget num_processes`; it tells its events.
+    """Run a comparison in processes: `folder variants num_seeds budget num_processes`; print its events.
 
     Ctrl-C gives code 130.
     """
@@ -166,7 +166,7 @@ def main():
         compare(
             request,
             folder / "out",
-            executor=ProcessExecutor(num_processes),
+            executor=ProcessExecutor(num_processes, checkpoint_seconds=0),
             on_event=lambda event: print(event, flush=True),
         )
     except KeyboardInterrupt:
@@ -174,9 +174,9 @@ def main():
 
 
 def on_ray():
-    """Runs as Ray does them, on two processors: pickled runs and the checkpoints' folder in, records and events out.
+    """Execute pickled runs from standard input by Ray on two cores; write records and events to standard output.
 
-    Ray forks to start its processes, which does not go well in one that has used JAX, as that of a test may have.
+    It has its own process because Ray forks, which fails in a process that has used JAX.
     """
     import ray
 

@@ -1,7 +1,7 @@
 """Processes that the tests of tests/faults start in order to kill them.
 
-A server process imports PyTorch and the laboratory once and forks for each victim, which begins within milliseconds. It
-computes nothing itself, so that no thread is lost by the fork.
+A server process imports PyTorch and the laboratory once and forks for each victim, which starts within milliseconds. It
+computes nothing itself, so that the fork loses no threads.
 """
 
 import json
@@ -34,11 +34,11 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["victims", "hostile"])
 
 SECONDS_BETWEEN_CHECKPOINTS = 0.02
-"""Twenty seconds for users; miniature runs would end before their first."""
+"""Users have twenty seconds, in which miniature runs end."""
 
 
 def start(function, *arguments, environment=None):
-    """Start a victim: a function of a module of tests/support, which may set variables of the environment first."""
+    """Start a victim: a function of a module of tests/support, with additional environment variables."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:
@@ -53,12 +53,12 @@ def start(function, *arguments, environment=None):
 
 
 def wait_for_server():
-    """Wait until victims begin at once: the server has imported what they need."""
+    """Wait until the server has imported everything, so that victims start at once."""
     start(os.getpid).join()
 
 
 def kill(process):
-    """End a victim at once; returns whether it was still alive."""
+    """Kill a victim; return whether it was still alive."""
     alive = process.is_alive()
     if alive:
         os.kill(process.pid, signal.SIGKILL)
@@ -67,7 +67,7 @@ def kill(process):
 
 
 def kill_child(process):
-    """End one of a victim's own processes, and let the victim end by itself; returns whether there was one to kill."""
+    """Kill one child of a victim, and wait for the end of the victim; return whether there was one to kill."""
     children = _children(process.pid)
     for child in children[:1]:
         _end(child)
@@ -76,7 +76,7 @@ def kill_child(process):
 
 
 def kill_all(process):
-    """End a victim and all of its processes."""
+    """Kill a victim and all of its children."""
     children = _children(process.pid)
     alive = kill(process)
     for child in children:
@@ -85,7 +85,7 @@ def kill_all(process):
 
 
 def _children(pid):
-    """The workers of a process; the tracker of multiprocessing's resources is none."""
+    """Return the workers of a process, without the resource tracker of multiprocessing."""
     with suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(pid).children() if "spawn_main" in "".join(child.cmdline())]
     return []
@@ -99,7 +99,7 @@ def _end(pid):
 def _begin(environment, function, arguments):
     os.environ.update(environment)
     fault_points.install()
-    # What a victim prints as it dies is no output of a test.
+    # The last output of a victim does not belong to the test.
     sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123, open until the end
     function(*arguments)
 
@@ -112,14 +112,14 @@ def small_comparison(folder, out, num_seeds, steps):
 
 
 def comparison_in_processes(folder, out, num_seeds, steps):
-    """The same, in two processes, whose runs are retried when one is killed; `events_path` tells what happened."""
+    """The same, in two processes, whose runs are retried when one is killed; it logs to `events_path`."""
     use_miniatures()
     executor = ProcessExecutor(2, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
     compare(_request(folder, num_seeds, steps), out, executor=executor, on_event=_EventLog(events_path(out)).add)
 
 
 def events_path(out):
-    """Where a comparison in processes writes a line for each step that it is told of, and for each lost process."""
+    """Return the log of a comparison in processes, with a line for each step and each lost process."""
     return out.with_suffix(".events")
 
 
@@ -134,14 +134,14 @@ class _EventLog:
 
 
 def first_losses(out):
-    """When each run first lost its process, in seconds of the clock."""
+    """Return when each run first lost its process, in seconds of the clock."""
     lines = map(json.loads, events_path(out).read_text().splitlines()) if events_path(out).exists() else ()
     losses = [(run, moment) for kind, run, moment in lines if kind == "Notice" and run]
     return dict(reversed(losses))
 
 
 def wait_for_a_step(process, out):
-    """Wait until a comparison in processes is told of a step, or has ended."""
+    """Wait until a comparison in processes has made a step, or has ended."""
     while process.is_alive() and not events_path(out).exists():
         process.join(0.01)
 
@@ -176,7 +176,7 @@ def small_tokenizing(folder, out):
 
 
 def many_runs(folder, executor, count, answer):
-    """So many runs of one step; writes what the executor added to each, and how much this process grew."""
+    """Execute many runs of one step; write the overhead per run and the growth of this process."""
     if executor == "ray":
         import ray
 

@@ -23,7 +23,7 @@ from tidegate.cli.progress import display
 if TYPE_CHECKING:
     from tidegate.lab.compare.request import Request
     from tidegate.lab.compare.summary import Summary, VariantSummary
-    from tidegate.lab.training.executors.resources import RunResources
+    from tidegate.lab.training.executors.executor import RunResources
     from tidegate.lab.training.run import Run
 
 _DATA, _BUDGET, _TUNING, _WORK = "Data", "Budget and fairness", "Tuning", "Running"
@@ -214,12 +214,12 @@ def _request(options: CompareOptions, command: str) -> Request:
     from tidegate.lab.compare.tuning import find_settings
     from tidegate.lab.compare.variants import parse_variants, with_constants
     from tidegate.lab.judging import MARGIN
-    from tidegate.lab.tasks.catalogue import task_of
+    from tidegate.lab.tasks.catalogue import make_task
 
     _require_used(options)
     variants = parse_variants(options.variants)
     variants = with_constants(variants) if options.placebos else variants
-    task = task_of(
+    task = make_task(
         options.task,
         options.data,
         tokenizer=options.tokenizer,
@@ -258,7 +258,7 @@ def _require_used(options: CompareOptions) -> None:
 
 def _resources(cpus: int | None, gpus: int | None, processes: int | None) -> RunResources | None:
     """Return the cluster resources of each run; None if no option asks for any."""
-    from tidegate.lab.training.executors.resources import RunResources
+    from tidegate.lab.training.executors.executor import RunResources
 
     if cpus is None and gpus is None and processes is None:
         return None

@@ -10,7 +10,7 @@ from tidegate.config import VisionConfig
 from tidegate.gates import Gates
 from tidegate.lab.compare.design import match_parameters, match_steps, num_parameters
 from tidegate.lab.compare.presets import PRESETS
-from tidegate.lab.tasks.catalogue import task_of
+from tidegate.lab.tasks.catalogue import make_task
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.training.model import build_model, training_flops
 from tidegate.lab.training.records import Costs
@@ -27,7 +27,7 @@ def test_parameters_are_counted_without_being_made():
 @over(size=SIZES, gate=axis(GATES, "g1"))
 def test_every_preset_matches_parameters_within_a_thousandth_for_every_gate(size, gate):
     kind, name = size
-    preset, task = PRESETS[kind][name], task_of(kind)
+    preset, task = PRESETS[kind][name], make_task(kind)
     task = task if preset.length is None else replace(task, length=preset.length)
     target = num_parameters(preset.model(task, task.load(), Gates()))
     matched = match_parameters(preset.model(task, task.load(), Gates.parse(gate)), target)

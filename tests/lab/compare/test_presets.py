@@ -8,7 +8,7 @@ from tidegate.gates import Gates
 from tidegate.lab.compare.design import num_parameters
 from tidegate.lab.compare.fairness import TOKENS_PER_PARAMETER
 from tidegate.lab.compare.presets import PRESETS, Preset, PresetName
-from tidegate.lab.tasks.catalogue import task_of
+from tidegate.lab.tasks.catalogue import make_task
 from tidegate.lab.tasks.task import TaskKind
 
 CASES = [(kind, name) for kind in PRESETS for name in PRESETS[kind]]
@@ -17,7 +17,7 @@ CASES = [(kind, name) for kind in PRESETS for name in PRESETS[kind]]
 def prepared(kind, name):
     """A preset, its task at its length, and the task's data."""
     preset = PRESETS[kind][name]
-    task = task_of(kind)
+    task = make_task(kind)
     task = task if preset.length is None else replace(task, length=preset.length)
     return preset, task, task.load()
 
@@ -73,5 +73,5 @@ def test_patches_divide_the_image(size, patch):
         vocab_size = 7
 
     preset = Preset(d_model=16, num_layers=1, num_heads=2, batch_size=1, budget=1, lr=1e-3)
-    model = preset.model(task_of("image"), Images(), Gates())
+    model = preset.model(make_task("image"), Images(), Gates())
     assert (model.patch_size, model.image_size, model.num_classes) == (patch, size, 7)

@@ -22,7 +22,7 @@ from tidegate.lab.compare.tuning import (
     standard_settings,
 )
 from tidegate.lab.compare.variants import parse_variants
-from tidegate.lab.tasks.catalogue import task_of
+from tidegate.lab.tasks.catalogue import make_task
 from tidegate.lab.training.records import Grid, RecordFile, Variant, records_path
 
 GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "torch"))
@@ -72,7 +72,7 @@ class TestTheStandardSettings:
         assert standard_settings() == made_from_records()
 
     def test_fit_the_default_comparison_and_no_other(self, monkeypatch, tmp_path):
-        task = task_of("lm", None, length=PRESETS["lm"]["tiny"].length)
+        task = make_task("lm", None, length=PRESETS["lm"]["tiny"].length)
         standard = replace(standard_settings(), task=decisive_facts(task.to_dict()))  # whatever Python's sources are
         monkeypatch.setattr(tuning, "standard_settings", lambda: standard)
         asked = parse_variants(DEFAULT_VARIANTS)

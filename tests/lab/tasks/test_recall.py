@@ -91,7 +91,7 @@ def test_a_task_is_json_and_survives_pickling():
     assert json.loads(json.dumps(facts)) == facts
     assert facts["length"] == 34
     assert task.load().bytes_per_token is None
-    assert "then 2 keys whose values must be said" in task.load().description
+    assert "then 2 queried keys" in task.load().description
 
 
 @pytest.mark.parametrize(

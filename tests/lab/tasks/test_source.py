@@ -65,7 +65,7 @@ class TestWhatAComparisonWrote:
     @pytest.mark.parametrize("pattern", ["", "*", "**/*.txt"])
     def test_keeps_its_own_folder_from_being_the_text(self, folder, records, pattern):
         records(folder)
-        with rejects("data", hint="A comparison wrote its records.jsonl there"):
+        with rejects("data", hint="records.jsonl of a comparison"):
             text_task(str(folder / pattern))
         assert len(read_corpus(str(folder / "shelf1"), None).documents) == 13
 
@@ -131,7 +131,7 @@ def test_an_embedded_corpus_needs_no_data():
     ("name", "hint"),
     [
         *((name, "does not exist") for name in ("missing.txt", "./missing", "a/b/c", "~/missing.jsonl", "missing.npy")),
-        ("~nobody-of-this-name/text.txt", "no such home"),
+        ("~nobody-of-this-name/text.txt", "no such home directory"),
         ("", ""),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_pattern_without_a_match_is_refused(tmp_path):
     assert rejected.value.got == tmp_path / "*.txt"
 
 
-@pytest.mark.parametrize("num_bytes", [1, 2, 3, 200, 255])
+@pytest.mark.parametrize("num_bytes", [1, 255])
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
 def test_a_corpus_shorter_than_a_window_says_what_there_is_and_what_is_needed(tmp_path, num_bytes, tokenizer):
     path = tmp_path / "short.txt"
@@ -188,7 +188,7 @@ def test_a_corpus_shorter_than_a_window_says_what_there_is_and_what_is_needed(tm
     with rejects("data", hint="smaller length") as rejected:
         task.load()
     assert rejected.value.got == path
-    assert "at least 129 tokens" in rejected.value.expected
+    assert "at least 129 training tokens" in rejected.value.expected
 
 
 def test_json_lines_without_the_field_name_those_found(json_lines):
@@ -243,9 +243,9 @@ def test_a_file_that_is_no_array_is_refused_and_never_unpickled(tmp_path):
 
 def test_tokens_admit_no_tokenizer_and_no_field(token_file):
     for tokenizer in ("bytes", "bpe:300"):
-        with rejects("tokenizer", hint="holds tokens already"):
+        with rejects("tokenizer", hint="already tokenized"):
             text_task(str(token_file), tokenizer=tokenizer)
-    with rejects("field", hint="holds tokens already"):
+    with rejects("field", hint="already tokenized"):
         text_task(str(token_file), field="text")
     with rejects("tokenizer"):
         TextTask(source=str(token_file)).load()
@@ -287,10 +287,10 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(monkeypatch):
         raise PermissionError(13, "Permission denied", "/home/nobody/.cache")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with rejects("data", hint="Permission denied: /home/nobody/.cache. If that is below the cache") as rejected:
+    with rejects("data", hint="Permission denied: /home/nobody/.cache. ") as rejected:
         text_task("hf:folder")
     assert rejected.value.got == "folder"
-    assert "set HF_HOME" in rejected.value.hint
+    assert "HF_HOME" in rejected.value.hint
 
 
 def test_an_unreachable_hub_is_an_error_of_the_data(monkeypatch):

@@ -169,10 +169,6 @@ def test_the_same_text_elsewhere_is_the_same_task_but_for_its_location(folder, t
     assert before.to_dict(location=False)["kind"] == "lm"
 
 
-def test_a_task_without_fingerprint_keeps_its_location():
-    assert TextTask(source="here").to_dict(location=False)["source"] == "here"
-
-
 def test_facts_are_json(text_file, token_file):
     for data in (text_task(str(text_file)).load(), text_task(str(token_file)).load()):
         assert json.loads(json.dumps(data.facts)) == data.facts

@@ -47,7 +47,7 @@ def test_byte_pairs_are_the_same_in_another_process(folder):
     assert json.loads(done.stdout) == task.load().batch(seed=1, step=2, size=4).inputs.tolist()
 
 
-def test_byte_pairs_are_learnt_from_the_training_text_alone(tmp_path):
+def test_byte_pairs_are_trained_from_the_training_text_alone(tmp_path):
     path = tmp_path / "two.txt"
     path.write_text("abab " * 2000 + "xyzxyz " * 60)
     merges = text_task(str(path), tokenizer="bpe:300", length=8).load()
@@ -73,7 +73,7 @@ def test_byte_pairs_want_utf8(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("é".encode("latin-1") * 3000)
     assert text_task(str(path)).load().vocab_size == 256
-    with rejects("tokenizer", hint="latin.txt, which is something else at byte 0"):
+    with rejects("tokenizer", hint="latin.txt, which has an invalid byte at 0"):
         text_task(str(path), tokenizer="bpe:300").load()
 
 
@@ -117,5 +117,5 @@ def test_where_text_is_cut_does_not_show_in_its_tokens():
 def test_a_byte_that_is_no_text_is_named_by_its_place_in_the_document(tmp_path):
     path = tmp_path / "mixed.txt"
     path.write_bytes(b"a line of text\n" * 10_000 + b"\xff\n" + b"another line\n" * 10_000)
-    with rejects("tokenizer", hint="mixed.txt, which is something else at byte 150000."):
+    with rejects("tokenizer", hint="mixed.txt, which has an invalid byte at 150000."):
         text_task(str(path), tokenizer="bpe:300").load()

@@ -112,12 +112,11 @@ class TestAStop:
         assert len(done) > 0
         assert not (tmp_path / "out" / "progress.jsonl").exists()
 
-    def test_shards_that_were_damaged_are_made_anew_and_no_others(self, text, tmp_path, monkeypatch):
+    def test_shards_that_were_damaged_are_made_again_and_no_others(self, text, tmp_path, made):
         whole = tokenize(str(text), tmp_path / "out", shard_bytes=4096)
         path = tmp_path / "out" / "00001.bin"
         path.write_bytes(path.read_bytes()[:-1])
-        made, write = [], tokenizing._write_shard
-        monkeypatch.setattr(tokenizing, "_write_shard", lambda *job: made.append(job[0].number) or write(*job))
+        made.clear()
         assert tokenize(str(text), tmp_path / "out", shard_bytes=4096) == whole
         assert made == [1]
 
@@ -130,7 +129,7 @@ class TestAStop:
         folder.mkdir()
         for name in names:
             (folder / name).write_text("{}")
-        with rejects("out", hint="files that are not of shards: "):
+        with rejects("out", hint="It has other files: "):
             tokenize(str(text), folder, tokenizer="bpe:300")
         assert {file.name: file.read_text() for file in folder.iterdir()} == dict.fromkeys(names, "{}")
 
@@ -145,26 +144,14 @@ class TestAStop:
         with rejects("data", hint="Run tidegate tokenize again with the same options"):
             text_task(str(tmp_path / "out"), length=16).load()
 
-    def test_what_a_kill_left_half_written_is_removed(self, text, tmp_path):
-        whole = tokenize(str(text), tmp_path / "out", shard_bytes=4096)
-        left = tmp_path / "out" / f"00009.bin.{'0' * 16}.partial"
-        left.write_text("half")
-        assert tokenize(str(text), tmp_path / "out", shard_bytes=4096) == whole
-        assert not left.exists()
-
-    def test_a_journal_that_a_kill_left_half_written_is_no_obstacle(self, text, tmp_path):
+    def test_partial_files_of_a_killed_writer_are_ignored_and_those_of_shards_removed(self, text, tmp_path):
         whole = tokenize(str(text), tmp_path / "whole")
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / f"progress.jsonl.{'0' * 16}.partial").write_text("{")
+        left = tmp_path / "out" / f"00009.bin.{'0' * 16}.partial"
+        left.write_text("half")
         assert tokenize(str(text), tmp_path / "out") == whole
-
-    def test_other_options_in_the_same_folder_are_refused(self, text, tmp_path):
-        tokenize(str(text), tmp_path / "out", shard_bytes=4096)
-        with rejects("out", hint="another call: tokenizer was bytes and is bpe:300."):
-            tokenize(str(text), tmp_path / "out", tokenizer="bpe:300", shard_bytes=4096)
-        with rejects("out", hint="another call: shard_bytes was 4096 and is 2048."):
-            tokenize(str(text), tmp_path / "out", shard_bytes=2048)
-        assert read_index(tmp_path / "out").tokenizer == "bytes"
+        assert not left.exists()
 
     def test_a_call_that_ended_before_its_first_shard_is_no_obstacle_to_another(self, text, tmp_path, monkeypatch):
         other = text.with_name("other.txt")
@@ -184,22 +171,26 @@ class TestAStop:
 
 
 class TestFinishedShards:
-    def test_of_another_source_are_refused_and_left_as_they_were(self, text, tmp_path):
-        other = text.with_name("other.txt")
-        other.write_text(TEXT.upper())
-        tokenize(str(text), tmp_path / "out", tokenizer="bpe:300")
+    @pytest.mark.parametrize(
+        ("options", "difference"),
+        [
+            ({"data": "other.jsonl"}, "other.jsonl."),
+            ({"field": "body"}, "field was None and is body."),
+            ({"tokenizer": "bpe:300"}, "tokenizer was bytes and is bpe:300."),
+            ({"shard_bytes": 2048}, "shard_bytes was 4096 and is 2048."),
+        ],
+        ids=["source", "field", "tokenizer", "shard_bytes"],
+    )
+    def test_of_other_options_are_rejected_and_left_as_they_were(self, tmp_path, monkeypatch, options, difference):
+        monkeypatch.chdir(tmp_path)
+        for name in ("lines", "other"):
+            records = [{"text": f"{name} {line}", "body": line.upper()} for line in LINES]
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        first = {"data": "lines.jsonl", "folder": tmp_path / "out", "shard_bytes": 4096}
+        tokenize(**first)
         before = files_in(tmp_path / "out")
-        with rejects("out", hint=f"source was {text} and is {other}."):
-            tokenize(str(other), tmp_path / "out", tokenizer="bpe:300")
-        assert files_in(tmp_path / "out") == before
-
-    def test_of_another_field_are_refused_and_left_as_they_were(self, tmp_path):
-        lines = tmp_path / "lines.jsonl"
-        lines.write_text("".join(json.dumps({"text": line, "body": line.upper()}) + "\n" for line in LINES))
-        tokenize(str(lines), tmp_path / "out")
-        before = files_in(tmp_path / "out")
-        with rejects("out", hint="field was None and is body."):
-            tokenize(str(lines), tmp_path / "out", field="body")
+        with rejects("out", hint=difference):
+            tokenize(**(first | options))
         assert files_in(tmp_path / "out") == before
 
     def test_are_kept_by_the_same_call_with_a_relative_path(self, text, tmp_path, monkeypatch, made):
@@ -252,7 +243,7 @@ class TestASourceThatCannotBeOpened:
         tokenize(str(text), tmp_path / "out")
         before = files_in(tmp_path / "out")
         text.write_text("")
-        with rejects("data", hint="holds no text"):
+        with rejects("data", hint="contains no text"):
             tokenize(str(text), tmp_path / "out")
         assert files_in(tmp_path / "out") == before
 
@@ -300,15 +291,15 @@ class TestTheTask:
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            (lambda out: (out / "00001.bin").write_bytes(b"short"), "00001.bin has 5 bytes and not "),
+            (lambda out: (out / "00001.bin").write_bytes(b"short"), "00001.bin has 5 bytes instead of "),
             (lambda out: (out / "00000.bin").unlink(), "00000.bin has 0 bytes"),
-            (lambda out: flip_inside(out / "00001.bin"), "00001.bin does not fit its digest"),
-            (lambda out: (out / "index.json").rename(out / "progress.jsonl"), "index.json is not there"),
+            (lambda out: flip_inside(out / "00001.bin"), "00001.bin has a wrong checksum"),
+            (lambda out: (out / "index.json").rename(out / "progress.jsonl"), "index.json is missing"),
             (
                 lambda out: (out / "index.json").write_text("{}"),
                 "index.json is damaged",
             ),
-            (lambda out: (out / "tokenizer.json").write_text("{}"), "not the tokenizer that the shards were made with"),
+            (lambda out: (out / "tokenizer.json").write_text("{}"), "is not the tokenizer of the shards"),
             (
                 lambda out: (out / "index.json").write_text((out / "index.json").read_text().replace("300", "301")),
                 "index.json is damaged",
@@ -324,7 +315,7 @@ class TestTheTask:
         with rejects("data", hint=message) as rejected:
             text_task(str(out), length=16).load()
         assert "Run tidegate tokenize again" in rejected.value.hint
-        # The remedy mends it.
+        # The remedy works.
         assert tokenize(str(text), out, tokenizer="bpe:300", shard_bytes=4096) == whole
         assert text_task(str(out), length=16).load().tokenizer == pairs
 
@@ -333,15 +324,15 @@ class TestTheTask:
         tokenize(str(text), tmp_path / "bytes")
         for folder, own, other in (("pairs", "bpe:300", "bytes"), ("bytes", "bytes", "bpe:300")):
             data = str(tmp_path / folder)
-            with rejects("tokenizer", hint=f"{data} holds tokens already, made by {own}."):
+            with rejects("tokenizer", hint=f"{data} is already tokenized by {own}."):
                 text_task(data, tokenizer=other)
             assert text_task(data, tokenizer=own) == text_task(data)
 
     def test_what_is_for_text_is_refused(self, text, tmp_path):
         tokenize(str(text), tmp_path / "out")
-        with rejects("tokenizer", hint="holds tokens already"):
+        with rejects("tokenizer", hint="already tokenized"):
             text_task(str(tmp_path / "out"), tokenizer="bpe:300")
-        with rejects("data", hint="holds tokens already"):
+        with rejects("data", hint="already tokenized"):
             tokenize(str(tmp_path / "out"), tmp_path / "again")
         no_tokenizer = str(tmp_path / "out" / "index.json")
         with rejects("tokenizer") as rejected:
@@ -355,5 +346,5 @@ def test_places_outside_of_a_stream_are_refused():
     )
     assert stream[np.array([[0, 2], [3, 4]])].tolist() == [[0, 2], [3, 4]]
     for place in (-1, 5):
-        with pytest.raises(IndexError, match="places must lie"):
+        with pytest.raises(IndexError, match="positions"):
             stream[np.array([place])]

@@ -4,10 +4,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Pipe
 
 import fault_points
 import lab_runs
@@ -15,7 +13,7 @@ import psutil
 import pytest
 from errors import rejects
 from lab_runs import Deadly, executed, model_of, records_of, request_of, run_of, text_of, timeless
-from waiting import LIMIT_IN_SECONDS, wait_until
+from waiting import wait_until
 
 from tidegate.lab.compare.run import CHECKPOINTS, compare, records_path
 from tidegate.lab.training import machine
@@ -23,7 +21,7 @@ from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors import executor as executor_module
 from tidegate.lab.training.executors import processes
 from tidegate.lab.training.executors.executor import Attempts, SerialExecutor, capture_signals, make_executor
-from tidegate.lab.training.executors.processes import ProcessExecutor, _Worker, _WorkerPool, describe_end
+from tidegate.lab.training.executors.processes import ProcessExecutor, describe_end
 from tidegate.lab.training.records import RecordFile
 
 
@@ -38,9 +36,12 @@ def several(task):
     ]
 
 
-def long_runs(task):
-    """Two runs that take a second."""
-    return [run_of(task, variant=f"long {seed}", seed=seed, steps=150) for seed in (0, 1)]
+TERMINATED_AT = 60
+"""The checkpoint at which a worker gets SIGTERM; without the long run, no process saves as many."""
+
+
+def long_run(task):
+    return run_of(task, variant="long", steps=TERMINATED_AT + 10)
 
 
 PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -94,30 +95,18 @@ class TestEveryExecutor:
     @pytest.fixture(scope="class")
     @classmethod
     def in_processes(cls, runs, tmp_path_factory):
-        """Records of the runs, of one that ends its process and of two, one of which is killed; and what was told of.
+        """Records of the runs, of one that ends its process and of a terminated one; progress; and the checkpoints.
 
-        The two begin first, side by side, and the process of the one that is heard of first is killed. No run is tried
-        again. The folder of the checkpoints comes last.
+        No run is retried.
         """
-        deadly, pair = replace(runs[0], variant=Deadly("deadly")), long_runs(runs[0].task)
-        told, pools = set(), []
-
-        def report(progress):
-            if not told:
-                (own,) = (
-                    worker for worker in pools[0].workers.values() if worker.run and worker.run.id == progress.run
-                )
-                os.kill(own.process.pid, signal.SIGTERM)
-            told.add(progress.run)
-
-        def make_pool(*arguments, **options):
-            pools.append(_WorkerPool(*arguments, **options))
-            return pools[0]
-
-        folder, executor = tmp_path_factory.mktemp("checkpoints"), ProcessExecutor(2, retries=0)
+        deadly, told = replace(runs[0], variant=Deadly("deadly")), set()
+        folder, executor = tmp_path_factory.mktemp("checkpoints"), ProcessExecutor(2, retries=0, checkpoint_seconds=0)
+        work = executor.execute(
+            [long_run(runs[0].task), *runs, deadly], checkpoints=folder, report=lambda event: told.add(event.run)
+        )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(processes, "_WorkerPool", make_pool)
-            return list(executor.execute([*pair, *runs, deadly], checkpoints=folder, report=report)), told, folder
+            fault_points.ask_for(patch, "checkpoint:moved", TERMINATED_AT, "terminate")
+            return list(work), told, folder
 
     def test_serially_each_run_is_as_it_is_alone(self, runs, alone, tmp_path):
         records, told = done(SerialExecutor(), runs, tmp_path / "checkpoints")
@@ -130,26 +119,26 @@ class TestEveryExecutor:
         expected = by_id(alone)
         assert {run: record for run, record in by_id(records).items() if run in expected} == expected
         # Of a run that diverges within a moment nothing may be told.
-        assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], *long_runs(runs[0].task))}
+        assert {run.id for run in runs[:3]} <= told <= {run.id for run in (*runs[:-1], long_run(runs[0].task))}
         assert "Traceback" in next(record for record in records if record.run.variant == "lost").error
 
     def test_a_run_that_ends_its_process_is_a_failed_record_and_the_others_are_done(self, runs, in_processes):
         records, *_ = in_processes
         (deadly,) = (record for record in records if record.run.variant == "deadly")
         assert deadly.status == "failed"
-        assert deadly.error == ("The process of this run ended early, with exit code 7. Its checkpoint is kept.")
-        assert len(records) == len(runs) + 3
+        assert "with exit code 7" in deadly.error
+        assert len(records) == len(runs) + 2
 
     def test_a_run_whose_process_is_killed_politely_is_a_failed_record_and_goes_on_from_its_checkpoint(
         self, runs, in_processes
     ):
         records, _, folder = in_processes
-        pair = {record.status: record for record in records if record.run.variant.startswith("long")}
-        assert sorted(pair) == ["failed", "finished"]
-        assert "ended early, by SIGTERM. Its checkpoint is kept." in pair["failed"].error
-        (lost,) = (run for run in long_runs(runs[0].task) if run.id == pair["failed"].id)
+        lost = long_run(runs[0].task)
+        (failed,) = (record for record in records if record.id == lost.id)
+        assert failed.status == "failed"
+        assert "by SIGTERM" in failed.error
         again, told = done(SerialExecutor(), [lost], folder)
-        assert told[0].step > 1
+        assert told[0].step > TERMINATED_AT
         assert by_id(again) == by_id([executed(lost)])
 
     def test_a_run_whose_process_is_killed_goes_on_in_another_and_ends_as_if_nothing_had_been(
@@ -261,36 +250,36 @@ class TestASignal:
 
 @pytest.fixture
 def begin():
-    """Begins comparisons in sessions of their own; whatever is left of them in the end is killed."""
+    """Start comparisons in their own sessions; kill their remaining processes at the end."""
     processes = []
 
     def begun(*arguments, **options):
-        processes.append(in_a_session(*arguments, **options))
-        return processes[-1]
+        process = in_a_session(*arguments, **options)
+        processes.append(process)
+        is_paused = psutil.Process(process.pid).status
+        wait_until(lambda: is_paused() == psutil.STATUS_STOPPED, "the first checkpoint", jobs=[process])
+        return process
 
     yield begun
     for process in processes:
         for member in members(process.pid):
             os.kill(member, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        process.stderr.close()
 
 
 def in_a_session(folder, variants, *, num_seeds, steps, num_processes=2):
-    """A comparison in processes of its own, once it trains."""
+    """Start a comparison in processes that are all paused at its first checkpoint."""
     command = [sys.executable, "-c", "from lab_runs import main; main()"]
     budget = steps * 4 * lab_runs.LENGTH
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*command, str(folder), variants, str(num_seeds), str(budget), str(num_processes)],
-        env=os.environ | PATHS | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
+        env=os.environ | PATHS | {"OMP_NUM_THREADS": "1"} | fault_points.environment("checkpoint:moved", 1, "pause"),
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    for line in process.stdout:
-        if line.startswith("Progress"):
-            break
-    return process
 
 
 def finished_here(folder, variants, *, num_seeds, steps, out="out"):
@@ -310,7 +299,13 @@ def members(session):
 
 
 def wait_for_the_end_of(session):
-    wait_until(lambda: not members(session), "the end of all processes of the comparison")
+    def has_ended():
+        # Each process pauses all of them at its first checkpoint.
+        with suppress(ProcessLookupError):
+            os.killpg(session, signal.SIGCONT)
+        return not members(session)
+
+    wait_until(has_ended, "the end of all processes of the comparison")
 
 
 class Asked:
@@ -330,15 +325,14 @@ class TestAComparisonInProcesses:
     def test_killed_at_any_moment_and_run_again_gives_the_same_records(
         self, num_processes, tmp_path, miniatures, begin
     ):
-        # Many more steps than a machine makes between the first one that it tells of and the kill.
-        process = begin(tmp_path, "none,bma", num_seeds=1, steps=400, num_processes=num_processes)
+        process = begin(tmp_path, "none,bma", num_seeds=1, steps=40, num_processes=num_processes)
         process.kill()
         # Workers see that they are alone, save where they stand, and end.
         wait_for_the_end_of(process.pid)
         assert list((tmp_path / "out" / CHECKPOINTS).glob("*.safetensors"))
         assert len(records_of(RecordFile(records_path(tmp_path / "out")).read())) < 2
-        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=400)
-        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=400, out="new")
+        again = finished_here(tmp_path, "none,bma", num_seeds=1, steps=40)
+        assert again == finished_here(tmp_path, "none,bma", num_seeds=1, steps=40, out="new")
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
     @pytest.mark.parametrize(
@@ -354,10 +348,10 @@ class TestAComparisonInProcesses:
         request = request_of(text_of(tmp_path), num_seeds=60, budget=200 * 4 * lab_runs.LENGTH)
         process = begin(tmp_path, "none,bma", num_seeds=60, steps=200)
         os.killpg(process.pid, number)
-        _, errors = process.communicate(timeout=LIMIT_IN_SECONDS)
+        wait_for_the_end_of(process.pid)
+        _, errors = process.communicate()
         assert process.returncode == 130
         assert errors == ""
-        wait_for_the_end_of(process.pid)
         folder, asked = tmp_path / "out" / CHECKPOINTS, Asked()
         with pytest.raises(KeyboardInterrupt):
             compare(request, tmp_path / "out", executor=asked, on_event=lambda _: None)
@@ -372,78 +366,22 @@ class TestAComparisonInProcesses:
 def test_processes_that_cannot_begin_are_an_error(task, tmp_path, monkeypatch):
     # Its process ends when it reads what it should do, before it imports anything.
     monkeypatch.setattr(processes, "_run_worker", Deadly("worker"))
-    with pytest.raises(ChildProcessError, match=r"start, with exit code 7\. Free memory, or use the executor serial\."):
-        done(ProcessExecutor(1, retries=0), [run_of(task)], tmp_path)
+    told = []
+    work = ProcessExecutor(1, retries=1).execute([run_of(task)], checkpoints=tmp_path, report=told.append)
+    with pytest.raises(ChildProcessError, match=r"with exit code 7.*executor serial"):
+        list(work)
+    assert len(told) == 1
 
 
-class FakeProcess:
-    """A process that has ended with this code."""
-
-    def __init__(self, exitcode):
-        self.exitcode = exitcode
-
-    def join(self):
-        pass
-
-
-class TestAPoolOfWorkers:
-    @pytest.fixture
-    def pool(self, tmp_path, monkeypatch):
-        """A pool that notes which workers it would start, and what it tells."""
-        self.told, self.started = [], []
-        pool = _WorkerPool(deque(), [], Attempts(2, self.told.append), self.told.append, (tmp_path, 20))
-        monkeypatch.setattr(pool, "start_worker", lambda: self.started.append(len(pool.todo)))
-        return pool
-
-    def ended(self, pool, code, **state):
-        """What comes of a worker that ends."""
-        here, there = Pipe()
-        there.close()
-        pool.workers[here] = _Worker(FakeProcess(code), **state)
-        return list(pool.receive())
-
-    def test_replaces_one_that_ends_before_it_begins_a_few_times(self, task, pool):
-        pool.todo.append(run_of(task))
-        for _ in range(2):
-            assert self.ended(pool, -signal.SIGKILL) == []
-        assert len(self.started) == 2
-        assert all("ended before it could start, by SIGKILL" in notice.text for notice in self.told)
-        with pytest.raises(ChildProcessError, match="ended before it could start, by SIGKILL"):
-            self.ended(pool, -signal.SIGKILL)
-
-    def test_does_not_mind_one_that_ends_when_it_has_nothing_left_to_do(self, task, pool):
-        pool.todo.append(run_of(task))
-        assert self.ended(pool, -signal.SIGKILL, ready=True) == []
-        assert (self.started, self.told) == ([], [])
-
-    def test_gives_a_run_to_another_as_often_as_it_may_and_then_records_it_as_failed(self, task, pool):
-        run = run_of(task)
-        for attempt in (1, 2):
-            assert self.ended(pool, 143, ready=True, run=run) == []
-            assert pool.todo.popleft() is run
-            assert self.told[-1].text.endswith(
-                f"by SIGTERM. The run resumes from its last checkpoint, in another process: retry {attempt} of 2."
-            )
-        (record,) = self.ended(pool, 143, ready=True, run=run)
-        assert record.status == "failed"
-        assert record.error == (
-            "The process of this run ended early 3 times, the last time by SIGTERM. Its checkpoint is kept."
-        )
-        assert len(self.started) == 2
-
-    def test_that_is_stopped_asks_every_worker_to_stop_and_hands_out_no_more(self, task, pool):
-        theirs = []
-        for _ in range(3):
-            here, there = Pipe()
-            pool.workers[here] = _Worker(FakeProcess(None), ready=True, run=run_of(task))
-            theirs.append(there)
-        pool.todo.append(run_of(task, seed=1))
-        pool.stop()
-        assert [there.poll() and there.recv() for there in theirs] == [None, None, None]
-        assert not pool.todo
-
-        assert self.ended(pool, -signal.SIGKILL, ready=True, run=run_of(task)) == []
-        assert (self.started, self.told) == ([], [])
+def test_a_run_is_retried_as_often_as_allowed_and_then_recorded_as_failed(task):
+    told = []
+    attempts, run = Attempts(2, told.append), run_of(task)
+    assert [attempts.lose(run, "by SIGTERM") for _ in range(2)] == [None, None]
+    assert attempts.lose(run_of(task, seed=1), "by SIGTERM") is None
+    assert [notice.text.rpartition(": ")[2] for notice in told] == ["retry 1 of 2.", "retry 2 of 2.", "retry 1 of 2."]
+    record = attempts.lose(run, "by SIGKILL")
+    assert (record.id, record.status) == (run.id, "failed")
+    assert "3 times, the last time by SIGKILL" in record.error
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,19 @@ from torch.nn import functional as F
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.image import ImageTask
 from tidegate.lab.tasks.task import NO_TARGET, Batch
-from tidegate.lab.training.model import Evaluation, batch_loss, build_model, evaluate, task_metrics, training_flops
+from tidegate.lab.training import model as models
+from tidegate.lab.training.model import (
+    Evaluation,
+    batch_loss,
+    build_model,
+    evaluate,
+    row_parts,
+    task_metrics,
+    training_flops,
+)
+from tidegate.lab.training.observe import loss_by_position
+
+ROW_BYTES = LENGTH * 256 * 4
 
 
 def vision(gate="bma", **options):
@@ -83,3 +95,36 @@ def test_training_takes_three_times_a_forward_pass_for_each_token_or_image():
     assert training_flops(decoder) == 3 * decoder.flops_per_token()
     # Four patches and the class token.
     assert training_flops(classifier) == pytest.approx(15 * classifier.flops_per_token(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(1, [3, 2, 2]), (4 * ROW_BYTES, [4, 3]), (7 * ROW_BYTES, [7])])
+def test_logits_of_a_part_keep_to_the_limit_but_no_row_stands_alone(monkeypatch, limit, rows):
+    model, batch = build_model(model_of(), seed=0), batch_of(7)
+    monkeypatch.setattr(models, "_LOGIT_BYTES", limit)
+    parts = list(row_parts(model, batch))
+    assert [len(part.inputs) for part in parts] == rows
+    assert all(
+        torch.equal(torch.cat(column), whole) for column, whole in zip(zip(*parts, strict=True), batch, strict=True)
+    )
+
+
+def test_small_vocabularies_go_through_whole():
+    tokens = torch.zeros(128, 512, dtype=torch.int64)
+    assert len(list(row_parts(build_model(model_of()), Batch(tokens, tokens)))) == 1
+
+
+def test_images_have_one_row_of_logits_each(monkeypatch):
+    config = vision()
+    monkeypatch.setattr(models, "_LOGIT_BYTES", 2 * config.num_classes * 4)
+    batch = Batch(torch.zeros(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64))
+    assert [len(part.inputs) for part in row_parts(build_model(config, seed=0), batch)] == [3, 2]
+
+
+def test_what_is_measured_does_not_depend_on_the_limit(monkeypatch):
+    model, batch = build_model(model_of(), seed=0), batch_of(7, hidden=5)
+    whole, curve = evaluate(model, [batch]), loss_by_position(model, batch)
+    monkeypatch.setattr(models, "_LOGIT_BYTES", 2 * ROW_BYTES)
+    parts = evaluate(model, [batch])
+    assert (parts.accuracy, parts.num_targets) == (whole.accuracy, whole.num_targets)
+    assert_close(torch.tensor(parts.loss), torch.tensor(whole.loss))
+    assert_close(torch.tensor(loss_by_position(model, batch)), torch.tensor(curve))

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of two machines: what is lost goes on elsewhere, and the records are those of one process."""
+"""Runs on a Ray cluster of two machines: lost runs resume on the other, with the records of a single process."""
 
 import os
 import pickle
@@ -15,8 +15,7 @@ from lab_runs import executed, run_of, text_of, timeless
 
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Notice, Progress
-from tidegate.lab.training.executors.executor import make_executor
-from tidegate.lab.training.executors.resources import RunResources
+from tidegate.lab.training.executors.executor import RunResources, make_executor
 from tidegate.lab.training.parallel import is_lost_peer
 
 # One cluster serves all; each run of several processes starts some ten interpreters.
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.timeout(SECONDS_FOR_A_SCENARIO * (len(SCENARIOS) + 1))
 
 @pytest.fixture(scope="module")
 def answers(request, tmp_path_factory):
-    """What came of each scenario: records, events, and the folder."""
+    """The records, events and folder of each scenario."""
     folder = tmp_path_factory.mktemp("cluster")
     names = list(SCENARIOS) if request.config.getoption("--full") else ["crowded"]
     script = Path(lab_cluster.__file__)

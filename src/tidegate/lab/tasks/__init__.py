@@ -1,3 +1,3 @@
-"""What models are trained on. Import its modules by name; the package itself imports nothing."""
+"""Training data. Import the modules by name; the package itself imports nothing."""
 
 __all__: list[str] = []

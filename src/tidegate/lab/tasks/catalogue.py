@@ -1,4 +1,4 @@
-"""The one door to all tasks: from the options of a comparison, or from a record."""
+"""Create tasks from command-line options or from records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate._json import decode_part, require_object
 from tidegate._validation import InputError, require_choice
 from tidegate.lab.tasks.image import ImageTask, image_task
 from tidegate.lab.tasks.recall import RecallTask
-from tidegate.lab.tasks.task import RecordedTask, Task, TaskKind
+from tidegate.lab.tasks.task import LONGER, RecordedTask, Task, TaskKind
 from tidegate.lab.tasks.text import DEFAULT_LENGTH, TextTask, text_task
 
 _CLASSES: dict[str, type[TextTask | ImageTask | RecallTask]] = {
@@ -19,7 +19,7 @@ _CLASSES: dict[str, type[TextTask | ImageTask | RecallTask]] = {
 }
 
 
-def task_of(
+def make_task(
     kind: TaskKind,
     data: str | None = None,
     *,
@@ -28,12 +28,18 @@ def task_of(
     length: int | None = None,
     final_tokens: int | None = None,
 ) -> Task:
-    """The task that the options of a command line describe, with its data found and fingerprinted.
+    """Return the task for command-line options, with the fingerprint of its data.
 
-    final_tokens : how much of what is held out of a text is evaluated at the end, at most; None takes the task's own
+    Args:
+        kind: Kind of task.
+        data: A path or a name of data; None takes the default data of the task.
+        tokenizer: `bytes` or `bpe:N`, for text.
+        field: The field that holds the text in JSON lines and datasets.
+        length: Sequence length in tokens.
+        final_tokens: Maximum number of held-out tokens in the final evaluation of text; None takes the default.
 
     Raises:
-        InputError: Data cannot be found or read, or an option has no meaning for this kind of task.
+        InputError: The data cannot be found or read, or an option does not apply to this kind of task.
     """
     if kind == "lm":
         length = DEFAULT_LENGTH if length is None else length
@@ -47,11 +53,17 @@ def task_of(
         _require_absent(kind, "length", length)
         return image_task(data)
     _require_absent(kind, "data", data)
-    return RecallTask() if length is None else _recall_task(length)
+    if length is None:
+        return RecallTask()
+    num_pairs, rest = divmod(length, 3)
+    if num_pairs < 1 or rest:
+        raise InputError("length", expected="a multiple of 3 for the task recall, three tokens per pair", got=length)
+    # All pairs are queried, and there are enough keys for examples of four times the length.
+    return RecallTask(num_pairs=num_pairs, num_keys=max(RecallTask().num_keys, LONGER * num_pairs))
 
 
 def task_from_dict(values: Any) -> Task:
-    """Return the task that `Task.to_dict` described; with fields of its own it is a `RecordedTask`."""
+    """Return the task that `Task.to_dict` described; a `RecordedTask` if it has unknown fields."""
     kind = require_object(values).get("kind")
     if not isinstance(kind, str) or kind not in _CLASSES:
         raise InputError("kind", expected=f"one of {', '.join(_CLASSES)}", got=kind)
@@ -63,11 +75,3 @@ def task_from_dict(values: Any) -> Task:
 def _require_absent(kind: TaskKind, option: str, value: str | int | None) -> None:
     if value is not None:
         raise InputError(option, expected=f"left out for the task {kind}", got=value)
-
-
-def _recall_task(length: int) -> RecallTask:
-    """As many pairs as fit, all of them asked for; keys enough for four times as many."""
-    num_pairs, rest = divmod(length, 3)
-    if num_pairs < 1 or rest:
-        raise InputError("length", expected="a multiple of 3 for the task recall, three tokens a pair", got=length)
-    return RecallTask(num_pairs=num_pairs, num_keys=max(RecallTask().num_keys, 4 * num_pairs))

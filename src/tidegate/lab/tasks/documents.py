@@ -1,4 +1,4 @@
-"""Texts with names: from a file, a folder, a pattern or JSON lines, and the fingerprint of a list of them."""
+"""Named texts from a file, a folder, a pattern or JSON lines, and their fingerprint."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -14,26 +15,26 @@ from tidegate._files import nonregular_file_type
 from tidegate._validation import InputError
 
 _SNIFFED_BYTES = 8192
-"""How much of a file is looked at for a zero byte, which no text has."""
+"""Bytes at the start of a file that are searched for a zero byte, which text does not contain."""
 _RECORDS = "records.jsonl"
 _WILDCARDS = set("*?[")
 _LONGEST_PLAN = 1 << 20
-"""Bytes of a first line that may be a plan."""
+"""Maximum length in bytes of a plan, the first line of records."""
 
 Content: TypeAlias = bytes | memoryview
-"""A text, or a part of one that is not copied."""
+"""A text, or a view of a part of it."""
 
 
 class Document(NamedTuple):
     """One text."""
 
     name: str
-    """Relative to where its corpus lies, so that a corpus can be moved."""
+    """Path relative to the corpus, so that a corpus can be moved."""
     content: Content
 
 
 def fingerprint(*groups: Sequence[Document]) -> str:
-    """Sixteen hexadecimal digits that stand for names and contents, their order, and who is in which group."""
+    """Return a hash of names and contents, their order and their groups, as sixteen hexadecimal digits."""
     whole = hashlib.sha256()
     for group in groups:
         whole.update(len(group).to_bytes(8))
@@ -44,7 +45,7 @@ def fingerprint(*groups: Sequence[Document]) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a whole file. Raise InputError if it cannot be read, or is a pipe or a device, which may never end."""
+    """Return the content of a file. Raise InputError if it cannot be read, or is a pipe or a device."""
     try:
         _require_regular(path)
         return path.read_bytes()
@@ -53,24 +54,24 @@ def read_bytes(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """Return the error about a file or folder of the data that the system does not give."""
+    """Return the error for a file or folder that the system cannot read."""
     return InputError("data", expected="readable", got=path, hint=f"{error.strerror or error}.")
 
 
 def changed(source: str, before: str, now: str) -> InputError:
-    """Return the error about data that do not have the fingerprint of a run that began with them."""
-    hint = f"It has changed: its fingerprint was {before} and is {now}. Bring the old data back, or choose another out."
-    return InputError("data", expected="what it was", got=Path(source), hint=hint)
+    """Return the error for data whose fingerprint differs from that of the run."""
+    hint = f"It has changed: its fingerprint was {before} and is {now}. Restore the data, or choose another out."
+    return InputError("data", expected="unchanged", got=Path(source), hint=hint)
 
 
 def _require_regular(path: Path) -> None:
     if kind := nonregular_file_type(path):
-        hint = f"It is {kind}. Write what it gives to a file, and name that."
+        hint = f"It is {kind}. Write its content to a file first."
         raise InputError("data", expected="a file", got=path, hint=hint)
 
 
 def read_json(text: bytes) -> Any:
-    """Return JSON as anyone may have written it, nan and infinities included; ValueError if it is none, or too deep."""
+    """Parse JSON from any writer, with nan and infinities. Raise ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -78,16 +79,16 @@ def read_json(text: bytes) -> Any:
 
 
 def expand_home(source: str) -> Path:
-    """Return the path with `~` replaced by the home it stands for. Raise InputError if there is no such user."""
+    """Return the path with `~` expanded. Raise InputError if there is no such user."""
     try:
         return Path(source).expanduser()
     except RuntimeError as error:
-        hint = "There is no such home. Write the path in full."
-        raise InputError("data", expected="a path below a home that exists", got=source, hint=hint) from error
+        hint = "There is no such home directory. Write the full path."
+        raise InputError("data", expected="a path in an existing home directory", got=source, hint=hint) from error
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is such a file or folder. Raise InputError if we may not look."""
+    """Return whether a file or folder exists. Raise InputError if that cannot be determined."""
     try:
         return path.exists()
     except OSError as error:
@@ -95,7 +96,7 @@ def exists(path: Path) -> bool:
 
 
 def holds_records(folder: Path) -> bool:
-    """Whether a comparison wrote its records here: the first line of `records.jsonl` is its plan."""
+    """Return whether a folder has the records of a comparison: the first line of `records.jsonl` is a plan."""
     path = folder / _RECORDS
     try:
         if nonregular_file_type(path):
@@ -108,7 +109,7 @@ def holds_records(folder: Path) -> bool:
 
 
 def character_start(content: Content, place: int) -> int:
-    """The nearest place at or before this one that is not inside a character of UTF-8."""
+    """Return the last index up to `place` that is not inside a UTF-8 character."""
     for start in range(place, max(place - 4, 0), -1):
         if start == len(content) or content[start] & 0b1100_0000 != 0b1000_0000:
             return start
@@ -116,14 +117,14 @@ def character_start(content: Content, place: int) -> int:
 
 
 def is_pattern(source: str) -> bool:
-    """Whether a source is a pattern of file names and not the name of one."""
+    """Return whether a source is a pattern of file names instead of the name of a file."""
     return bool(_WILDCARDS & set(source)) and not exists(Path(source))
 
 
 def file_documents(source: str, field: str) -> tuple[Document, ...]:
-    """The documents of a file, of all files of a folder, or of those that match a pattern, sorted by name.
+    """Return the documents of a file, of a folder, or of the files that match a pattern, sorted by name.
 
-    A name that ends in `.jsonl` holds one document a line, in `field`. Empty documents are dropped.
+    A `.jsonl` file has one document per line, in `field`. Empty documents are dropped.
     """
     documents = list[Document]()
     for name, path in text_files(source):
@@ -132,15 +133,14 @@ def file_documents(source: str, field: str) -> tuple[Document, ...]:
         elif content := read_bytes(path):
             documents.append(Document(name, content))
     if not documents:
-        raise InputError("data", expected="a file with text in it, or a folder of such files", got=Path(source))
+        raise InputError("data", expected="a non-empty text file, or a folder of such files", got=Path(source))
     return tuple(documents)
 
 
 def text_files(source: str) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of the files of text of a source, sorted by name.
+    """Yield the name and path of each text file of a source, sorted by name.
 
-    In folders and patterns hidden and binary files are passed over, and folders into which a comparison writes; a file
-    that is named itself is taken as it is.
+    In folders and patterns, hidden files, binary files and output folders of comparisons are skipped.
     """
     named = not is_pattern(source) and not Path(source).is_dir()
     for name, path in _named_files(source):
@@ -155,7 +155,7 @@ def text_files(source: str) -> Iterator[tuple[str, Path]]:
 
 
 def record_documents(path: Path, name: str, field: str) -> Iterator[Document]:
-    """Yield the documents of a file of JSON lines, a line at a time; empty ones are dropped."""
+    """Yield the documents of a file of JSON lines; empty ones are dropped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -165,15 +165,18 @@ def record_documents(path: Path, name: str, field: str) -> Iterator[Document]:
                 record = read_json(line)
             except ValueError as error:
                 hint = f"{place} is not JSON: {error}."
-                raise InputError("data", expected="one JSON object a line", hint=hint) from error
+                raise InputError("data", expected="one JSON object per line", hint=hint) from error
             if text := record_text(record, field, place):
                 yield Document(f"{name}:{number}", text)
 
 
 def record_text(record: Any, field: str, place: str) -> bytes:
-    """The text in a field of a JSON object, or of a row of a dataset; `place` says where that was found.
+    """Return the text in a field of a JSON object or of a row of a dataset; empty if the field is null.
 
-    Nothing where the field holds null.
+    Args:
+        record: The object.
+        field: The field's name.
+        place: File and line, for errors.
     """
     if not isinstance(record, dict):
         hint = f"{place} is {type(record).__name__}."
@@ -185,46 +188,46 @@ def record_text(record: Any, field: str, place: str) -> bytes:
     text = "" if fields[field] is None else fields[field]
     if not isinstance(text, str):
         hint = f"{place} has {type(text).__name__} there."
-        raise InputError("field", expected="one that holds text", got=field, hint=hint)
-    # A lone surrogate can stand in JSON, and in no UTF-8.
+        raise InputError("field", expected="a field with text", got=field, hint=hint)
+    # A lone surrogate is valid in JSON, but not in UTF-8.
     return text.encode(errors="replace")
 
 
 def _named_files(source: str) -> list[tuple[str, Path]]:
-    """The files of a source with their names relative to it, sorted by name."""
+    """Return the files of a source with their relative names, sorted by name."""
     path, pattern = Path(source), is_pattern(source)
     if not pattern and not path.is_dir():
         return [(path.name, path)]
-    # The folder of a pattern is the last one before its first wildcard.
+    # The root of a pattern is the last folder before its first wildcard.
     root = next(parent for parent in path.parents if not _WILDCARDS & set(str(parent))) if pattern else path
     if holds_records(root):
-        hint = f"A comparison wrote its {_RECORDS} there. Keep text apart."
-        raise InputError("data", expected="other than the folder of a comparison", got=path, hint=hint)
+        hint = f"It has the {_RECORDS} of a comparison. Keep text in another folder."
+        raise InputError("data", expected="a folder without a comparison", got=path, hint=hint)
     files = _matches(path, root) if pattern else files_below(path)
     return sorted((found.relative_to(root).as_posix(), found) for found in files)
 
 
 def _matches(pattern: Path, root: Path) -> list[Path]:
-    """All files that match, hidden ones and those below a comparison's folder left out."""
-    is_ours = cache(holds_records)
+    """Return all files that match, without hidden ones and output folders of comparisons."""
+    is_comparison = cache(holds_records)
     below = pattern.relative_to(root)
     files: list[Path] = []
-    # Whether a last `**` means files as well depends on the version of Python.
+    # Before Python 3.13, a trailing `**` matches folders only.
     for path in root.glob(str(below / "*" if below.name == "**" else below)):
         inner = path.relative_to(root)
         is_hidden = any(part.startswith(".") for part in inner.parts)
-        if not is_hidden and path.is_file() and not any(is_ours(root / parent) for parent in inner.parents[:-1]):
+        if not is_hidden and path.is_file() and not any(is_comparison(root / folder) for folder in inner.parents[:-1]):
             files.append(path)
     if not files:
-        hint = "Quote the pattern, and check where it starts."
+        hint = "Quote the pattern, and check its folder."
         raise InputError("data", expected="a pattern that matches files", got=pattern, hint=hint)
     return files
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder; hidden ones, and those below hidden folders or a comparison's, left out.
+    """Yield all files below a folder, without hidden files and folders and output folders of comparisons.
 
-    So are pipes, devices and links to them. A link that leads nowhere is not: whoever reads it says so.
+    Pipes, devices and links to them are skipped. A dangling link is not, so that reading it is an error.
     """
 
     def stop(error: OSError) -> None:
@@ -232,12 +235,8 @@ def files_below(folder: Path) -> Iterator[Path]:
 
     for here, folders, files in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if not name.startswith(".") and not holds_records(Path(here, name))]
-        paths = (Path(here, name) for name in files if not name.startswith("."))
-        yield from (path for path in paths if not _is_irregular(path))
-
-
-def _is_irregular(path: Path) -> bool:
-    try:
-        return nonregular_file_type(path) != ""
-    except OSError:
-        return False
+        for path in (Path(here, name) for name in files if not name.startswith(".")):
+            with suppress(OSError):
+                if nonregular_file_type(path):
+                    continue
+            yield path

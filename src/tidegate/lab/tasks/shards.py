@@ -1,7 +1,7 @@
-"""Tokens on the disk in shards, as `tidegate tokenize` writes them: mapped and not read, so they may exceed memory.
+"""Shards of tokens, as `tidegate tokenize` writes them: memory-mapped, so that they may exceed memory.
 
-A folder of shards has `index.json`, which is sealed by a digest, raw little-endian numbers in `00000.bin` and so on,
-and `tokenizer.json` if its tokens are byte pairs. The last part of each shard is held out.
+A folder of shards has an `index.json` with a checksum, raw little-endian integers in `00000.bin` and so on, and
+`tokenizer.json` if its tokens are BPE tokens. The last part of each shard is held out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tidegate._validation import InputError
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 JOURNAL = "progress.jsonl"
-"""There until all shards are."""
-_REMEDY = "Run tidegate tokenize again with the same options: it makes anew what is missing or damaged."
+"""Exists until all shards are written."""
+_REMEDY = "Run tidegate tokenize again with the same options: it restores missing and damaged files."
 _ORIGIN = ("source", "field", "shard_bytes")
-"""Fields of an index that say how it came about, and nothing of its tokens."""
+"""Fields of an index that do not affect its tokens."""
 _DTYPES = ("uint8", "uint16", "uint32")
 
 
@@ -35,17 +35,17 @@ class Shard:
     name: str
     num_tokens: int
     num_training: int
-    """The first tokens, which are trained on; the others are held out."""
+    """Number of training tokens, at the start; the others are held out."""
     num_documents: int
     content: str
     """SHA-256 of the file."""
     text: str
-    """SHA-256 of the text that it was made of."""
+    """SHA-256 of its text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardIndex:
-    """What a folder of shards holds."""
+    """The contents of a folder of shards."""
 
     tokenizer: str
     """`bytes` or `bpe:N`."""
@@ -54,91 +54,87 @@ class ShardIndex:
     vocab_size: int
     dtype: Literal["uint8", "uint16", "uint32"]
     title: str
-    """The text that they were made of."""
+    """Name of the text."""
     source: str = ""
-    """Where that text was, as `resolve_source` gives it; empty in the index of an older version."""
+    """Location of the text, from `resolve_source`; empty in an index of an older version."""
     field: str | None = None
-    """The field of its records that it was read from."""
+    """The field of JSON lines or datasets that holds the text."""
     shard_bytes: int = 0
-    """Text of a shard, about; 0 in the index of an older version."""
+    """Approximate size of a shard's text; 0 in an index of an older version."""
     shards: tuple[Shard, ...]
     kind: Literal["shards"] = "shards"
 
     @property
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits that stand for all tokens, their order and what is held out."""
+        """Return a hash of all tokens, their order and the held-out part, as sixteen hexadecimal digits."""
         content = {name: value for name, value in asdict(self).items() if name not in _ORIGIN}
         return content_hash({**content, "title": "", "shards": [asdict(shard) for shard in self.shards]})
 
 
 def shard_name(number: int) -> str:
-    """The name of a shard's file."""
+    """Return the name of a shard's file."""
     return f"{number:05}.bin"
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether a folder has shards, or was to have some: damaged or unfinished, it must not pass for one of texts."""
+    """Return whether a folder has shards, even damaged or unfinished ones: it must not be read as a folder of text."""
     index = folder / INDEX
     if (folder / shard_name(0)).is_file() and (index.is_file() or (folder / JOURNAL).is_file()):
         return True
-    return _mentions(index, b'"kind": "shards"') or _mentions(folder / JOURNAL, b'"shard_bytes"')
-
-
-def _mentions(path: Path, words: bytes) -> bool:
-    return path.is_file() and words in path.read_bytes()
+    marks = {index: b'"kind": "shards"', folder / JOURNAL: b'"shard_bytes"'}
+    return any(path.is_file() and mark in path.read_bytes() for path, mark in marks.items())
 
 
 def write_index(folder: Path, index: ShardIndex) -> None:
-    """Write the index, which makes shards of the files beside it."""
+    """Write the index, after all shards."""
     write_content(folder / INDEX, json.dumps(add_checksum(asdict(index)), indent=1).encode())
 
 
 def read_index(folder: Path) -> ShardIndex:
-    """Read the index, and see that the files beside it have the sizes that it says; their bytes are not read.
+    """Read the index, and verify the sizes of the shards without reading them.
 
-    Raise InputError for what is damaged, missing or cut short.
+    Raise InputError if a file is damaged, missing or truncated.
     """
     try:
         index: ShardIndex = decode(ShardIndex, verify_checksum(parse_json((folder / INDEX).read_bytes())))
     except FileNotFoundError:
-        raise _damaged(folder / INDEX, "is not there: the shards are not finished") from None
+        raise _damaged(folder / INDEX, "is missing: the shards are not finished") from None
     except ValueError as problem:
         raise _damaged(folder / INDEX, f"is damaged: {str(problem).rstrip('.')}") from None
     width = np.dtype(index.dtype).itemsize
     for shard in index.shards:
         path = folder / Path(shard.name).name
         size = path.stat().st_size if path.is_file() else 0
-        if size != shard.num_tokens * width:
-            expected = shard.num_tokens * width
-            raise _damaged(path, f"has {size:,} bytes and not {expected:,}: it was cut short or replaced")
+        if size != (expected := shard.num_tokens * width):
+            raise _damaged(path, f"has {size:,} bytes instead of {expected:,}: it was truncated or replaced")
     if index.tokenizer_digest:
         tokenizer = folder / TOKENIZER
         if not tokenizer.is_file() or sha256(tokenizer.read_bytes()) != index.tokenizer_digest:
-            raise _damaged(tokenizer, "is not the tokenizer that the shards were made with")
+            raise _damaged(tokenizer, "is not the tokenizer of the shards")
     return index
 
 
 def require_whole_shards(folder: Path, index: ShardIndex) -> None:
-    """Read all shards once, a piece at a time; raise InputError for one that does not have its digest."""
+    """Read all shards once. Raise InputError for a shard with a wrong checksum."""
     for shard in index.shards:
         path = folder / shard.name
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.content:
-                raise _damaged(path, "does not fit its digest: it was changed after it was written")
+                raise _damaged(path, "has a wrong checksum: it was changed after it was written")
 
 
 def _damaged(path: Path, state: str) -> InputError:
-    return InputError("data", expected="whole shards", hint=f"{path} {state}. {_REMEDY}")
+    return InputError("data", expected="a folder of intact shards", hint=f"{path} {state}. {_REMEDY}")
 
 
 def tokenizer_text(folder: Path, index: ShardIndex) -> str:
-    """The byte pairs as JSON; empty for bytes."""
+    """Return the BPE tokenizer as JSON; empty for bytes."""
     return (folder / TOKENIZER).read_text(encoding="utf-8") if index.tokenizer_digest else ""
 
 
 @final
 class ShardedTokens:
-    """Parts of several files as one stream: it has a length, and gives the tokens at an array of places."""
+    """Parts of several files as one stream with a length, indexed by arrays of positions."""
 
     def __init__(self, parts: list[npt.NDArray[np.unsignedinteger[Any]]]) -> None:
         self._parts = [part for part in parts if len(part)]
@@ -147,22 +143,22 @@ class ShardedTokens:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def __getitem__(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """The tokens at places from 0 on, in the shape of the places."""
-        flat = places.reshape(-1)
+    def __getitem__(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return the tokens at positions, in the shape of the positions."""
+        flat = positions.reshape(-1)
         if flat.size and not 0 <= flat.min() <= flat.max() < len(self):
-            raise IndexError(f"places must lie from 0 on below {len(self)}; got {flat.min()} to {flat.max()}.")
+            raise IndexError(f"positions must be in [0, {len(self)}), got {flat.min()} to {flat.max()}.")
         owners = np.searchsorted(self._ends, flat, side="right")
         found = np.empty(flat.shape, dtype=self._parts[0].dtype)
         for owner in np.unique(owners):
             own = owners == owner
             start = self._ends[owner] - len(self._parts[owner])
             found[own] = self._parts[owner][flat[own] - start]
-        return found.reshape(places.shape)
+        return found.reshape(positions.shape)
 
 
 def open_shards(folder: Path, index: ShardIndex) -> tuple[ShardedTokens, ShardedTokens]:
-    """Map what is trained on and what is held out."""
+    """Map the training tokens and the held-out tokens."""
     maps, cuts = _map_shards(folder, index), [shard.num_training for shard in index.shards]
     return (
         ShardedTokens([tokens[:cut] for tokens, cut in zip(maps, cuts, strict=True)]),
@@ -171,7 +167,7 @@ def open_shards(folder: Path, index: ShardIndex) -> tuple[ShardedTokens, Sharded
 
 
 def open_whole_shards(folder: Path, index: ShardIndex) -> ShardedTokens:
-    """Map all tokens in the order of their text, those that are held out among them."""
+    """Map all tokens, including held-out ones, in the order of their text."""
     return ShardedTokens(_map_shards(folder, index))
 
 
@@ -181,10 +177,10 @@ def _map_shards(folder: Path, index: ShardIndex) -> list[npt.NDArray[np.unsigned
 
 
 def smallest_dtype(vocab_size: int) -> Any:
-    """The name of the smallest type that holds a vocabulary."""
+    """Return the name of the smallest integer type for a vocabulary."""
     return next(name for name in _DTYPES if vocab_size <= np.iinfo(name).max + 1)
 
 
 def sha256(content: bytes) -> str:
-    """Return the SHA-256 of bytes, in hexadecimal digits."""
+    """Return the SHA-256 of bytes as hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""What `data` means for text: the embedded corpus, files, token arrays or a dataset on the hub."""
+"""Sources of text: the embedded corpus, files, token arrays, or a dataset on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ EMBEDDED = "stdlib"
 _HUB = "hf:"
 _EXPECTED = "a file, a folder, a pattern or hf:NAME"
 _FIELD_HINT = "It is for JSON lines and datasets."
+_MAX_VOCABULARY = 1 << 22
 
 SourceKind: TypeAlias = Literal["embedded", "files", "tokens", "shards", "hub"]
 
@@ -44,16 +45,16 @@ class Corpus(NamedTuple):
 
     documents: tuple[Document, ...]
     held_out: tuple[Document, ...] | None
-    """Documents that are held out; None if they are still to be chosen among `documents`."""
+    """Held-out documents; None if they are yet to be chosen from `documents`."""
     fingerprint: str
     title: str
-    """What it is, as the subject of a sentence."""
+    """A short description, as the subject of a sentence."""
     missing: tuple[str, ...] = ()
-    """Names that were looked for and not found."""
+    """Names of documents that were not found."""
 
 
 class TokenFile(NamedTuple):
-    """Tokens that were made elsewhere, mapped from the disk."""
+    """Tokens from a file, memory-mapped."""
 
     tokens: npt.NDArray[np.integer[Any]]
     vocab_size: int
@@ -62,7 +63,7 @@ class TokenFile(NamedTuple):
 
 
 def source_kind(source: str) -> SourceKind:
-    """Decide which of the five kinds a source is; what is neither there nor looks like a path is a name on the hub."""
+    """Return the kind of a source. A name that neither exists nor looks like a path is a dataset on the hub."""
     if not source:
         raise InputError("data", expected=_EXPECTED, got=source)
     if source == EMBEDDED:
@@ -80,7 +81,7 @@ def source_kind(source: str) -> SourceKind:
 
 
 def resolve_source(source: str) -> str:
-    """Return the source as any process can find it: paths made absolute."""
+    """Return the source with an absolute path, so that any process finds it."""
     if source_kind(source) == "embedded":
         return source
     if source_kind(source) == "hub":
@@ -89,58 +90,53 @@ def resolve_source(source: str) -> str:
 
 
 def read_corpus(source: str, field: str | None) -> Corpus:
-    """The documents of a source that is text; `field` names where JSON lines and datasets have it, "text" if None."""
+    """Return the documents of a text source; `field` holds the text in JSON lines and datasets, "text" if None."""
     kind = source_kind(source)
     if kind in ("tokens", "shards"):
-        raise InputError("tokenizer", expected=f"'none' for {source}, which holds tokens and not text")
+        raise InputError("tokenizer", expected=f"'none' for {source}, which contains tokens instead of text")
     if kind == "embedded" and field is not None:
         raise InputError("field", expected="left out for the embedded corpus", got=field, hint=_FIELD_HINT)
     if kind == "embedded":
-        training, held_out, missing = embedded_corpus()
-        title = f"sources of the standard library of Python {platform.python_version()}"
-        return Corpus(training, held_out, fingerprint(training, held_out), title, missing)
+        return embedded_corpus()
     field_name, name = field or "text", source.removeprefix(_HUB)
     documents = tuple(hub_documents(name, field_name)) if kind == "hub" else file_documents(source, field_name)
     if not documents:
-        raise InputError("field", expected=f"one that holds text in {source}", got=field_name)
+        raise InputError("field", expected=f"a field with text in {source}", got=field_name)
     if field is not None and kind == "files" and not any(".jsonl:" in document.name for document in documents):
         raise InputError("field", expected=f"left out for {source}", got=field, hint=_FIELD_HINT)
     return Corpus(documents, None, fingerprint(documents), _title(source, documents))
 
 
-_LARGEST_VOCABULARY = 1 << 22
-
-
 def read_tokens(source: str) -> TokenFile:
-    """The whole numbers of a one-dimensional `.npy` file, mapped and not read into memory."""
+    """Map the integers of a one-dimensional `.npy` file."""
     path = Path(source)
     try:
         with warnings.catch_warnings(action="ignore"):
             tokens: Any = np.lib.format.open_memmap(source, mode="r")
-    # The header is read as a Python literal, whose faults raise errors of many classes.
+    # The header is parsed as a Python literal, which raises errors of many classes.
     except Exception as error:
         reason = str(error).rstrip(".") or type(error).__name__
         raise InputError("data", expected="a NumPy array", got=path, hint=f"{reason}.") from error
     if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
         hint = f"It has {tokens.ndim} dimensions of {tokens.dtype}."
-        raise InputError("data", expected="a one-dimensional array of integers, one a token", got=path, hint=hint)
+        raise InputError("data", expected="a one-dimensional array of integers, one per token", got=path, hint=hint)
     if tokens.size == 0:
-        raise InputError("data", expected="one token or more", got=path, hint="It is empty.")
+        raise InputError("data", expected="at least one token", got=path, hint="It is empty.")
     if (lowest := int(tokens.min())) < 0:
         raise InputError("data", expected="tokens of at least 0", got=path, hint=f"It has {lowest}.")
-    if (largest := int(tokens.max())) >= _LARGEST_VOCABULARY:
-        hint = f"It has {largest:,}. Number the tokens from 0 on, without gaps."
-        raise InputError("data", expected=f"tokens below {_LARGEST_VOCABULARY:,}", got=path, hint=hint)
+    if (largest := int(tokens.max())) >= _MAX_VOCABULARY:
+        hint = f"It has {largest:,}. Number the tokens from 0, without gaps."
+        raise InputError("data", expected=f"tokens below {_MAX_VOCABULARY:,}", got=path, hint=hint)
     digest = hashlib.sha256(f"{tokens.dtype.str} ".encode())
     digest.update(tokens)
     return TokenFile(tokens, largest + 1, digest.hexdigest()[:16], path.name)
 
 
 def _looks_like_path(source: str, path: Path) -> bool:
-    """Whether a source is meant as a path: it is absolute, has an ending, or begins with a folder that exists."""
+    """Return whether a source looks like a path: it is absolute, has a suffix, or starts with an existing folder."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", source, re.ASCII):
         return True
-    # Names on the hub end in versions, v1.2, and files in letters.
+    # Names on the hub may end in versions such as v1.2, files in letters.
     return source.startswith(".") or path.suffix[1:2].isalpha() or (len(path.parts) > 1 and path.parent.is_dir())
 
 
@@ -152,10 +148,10 @@ def _title(source: str, documents: Sequence[Document]) -> str:
 
 
 def hub_documents(name: str, field: str, *, streaming: bool = False) -> Iterator[Document]:
-    """Yield the rows of the split `train` of `NAME` or `NAME@CONFIGURATION`, one document each; empty ones are dropped.
+    """Yield the rows of the split `train` of `NAME` or `NAME@CONFIGURATION` as documents; empty ones are dropped.
 
-    What the cache of `datasets` holds is read without the network. A streamed dataset is fetched row by row: it may be
-    larger than memory and disk. Raise InputError if the package is missing, or if the dataset cannot be had.
+    Cached datasets need no network. A streamed dataset is fetched row by row and may exceed memory and disk. Raise
+    InputError if the package is missing or the dataset cannot be loaded.
     """
     for number, row in enumerate(_rows(name, field, streaming)):
         if text := record_text(row, field, f"hf:{name}"):
@@ -170,32 +166,31 @@ def _rows(name: str, field: str, streaming: bool) -> Iterable[dict[str, Any]]:
         raise InputError("data", expected="a file or folder that exists", got=name, hint=hint) from error
     dataset, _, configuration = name.partition("@")
     try:
-        # The hub's client logs every attempt; the error at the end says it all.
+        # The client of the hub logs every attempt; the final error is enough.
         with log_level("huggingface_hub", logging.ERROR):
             rows: Any = cast("Any", datasets).load_dataset(
                 dataset, configuration or None, split="train", streaming=streaming
             )
-    # The hub's libraries raise errors of a dozen unrelated classes, their own and those of what they call.
+    # The libraries of the hub raise errors of a dozen unrelated classes.
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
-            expected = "a dataset that can be read and cached on this machine"
+            expected = "a dataset that can be read and cached here"
             hint = (
-                f"{error.strerror}: {error.filename}. If that is below the cache of the package datasets, set HF_HOME "
-                "to a folder that can be written to."
+                f"{error.strerror}: {error.filename}. If that path is in the cache of the package datasets, set "
+                "HF_HOME to a writable folder."
             )
             raise InputError("data", expected=expected, got=name, hint=hint) from error
         reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
         hint = f"{type(error).__name__}: {reason}. Check the name and the network, or give a file."
         expected = "a file or folder that exists, or a dataset on the Hugging Face hub"
         raise InputError("data", expected=expected, got=name, hint=hint) from error
-    # Other columns may be images, that take long to decode.
-    # A stream may not know its columns before its first row.
+    # Other columns may be images, which take long to decode. A stream may not know its columns.
     return rows.select_columns([field]) if field in (rows.column_names or ()) else rows
 
 
 @contextmanager
 def log_level(name: str, level: int) -> Generator[None]:
-    """Give a logger another level for a while."""
+    """Set the level of a logger temporarily."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(level)
@@ -242,24 +237,16 @@ multiprocessing/shared_memory.py selectors.py shlex.py textwrap.py wave.py xml/s
 """
 
 TRAINING: tuple[str, ...] = tuple(_TRAINING.split())
-"""Modules of 8 kB and more that CPython 3.11 to 3.13 have in common: no tests, no tables, nothing packaged apart."""
+"""Modules of at least 8 kB in CPython 3.11 to 3.13, without tests, tables and separately packaged modules."""
 
 HELD_OUT: tuple[str, ...] = tuple(_HELD_OUT.split())
-"""Modules of many kinds and middling size, that no training window comes from."""
+"""Modules of many kinds and medium size; no training window comes from them."""
 
 
-class EmbeddedCorpus(NamedTuple):
-    """The documents, and the names that the running Python does not have."""
+def embedded_corpus(folder: Path | None = None) -> Corpus:
+    """Read the listed modules in `folder`, by default the standard library of this Python.
 
-    training: tuple[Document, ...]
-    held_out: tuple[Document, ...]
-    missing: tuple[str, ...]
-
-
-def embedded_corpus(folder: Path | None = None) -> EmbeddedCorpus:
-    """Read the listed modules below `folder`, the running Python's standard library by default.
-
-    A module that is missing is left out and named. Raise InputError if all are missing on either side.
+    Missing modules are listed. Raise InputError if all training or all held-out modules are missing.
     """
     folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     missing = tuple(name for name in (*TRAINING, *HELD_OUT) if not (folder / name).is_file())
@@ -268,6 +255,7 @@ def embedded_corpus(folder: Path | None = None) -> EmbeddedCorpus:
         for names in (TRAINING, HELD_OUT)
     )
     if not (training and held_out):
-        hint = f"This Python has no sources of its standard library in {folder}."
-        raise InputError("data", expected="a text of your own", hint=hint)
-    return EmbeddedCorpus(training, held_out, missing)
+        hint = f"This Python has no source files of its standard library in {folder}."
+        raise InputError("data", expected="your own text", hint=hint)
+    title = f"sources of the standard library of Python {platform.python_version()}"
+    return Corpus(training, held_out, fingerprint(training, held_out), title, missing)

@@ -1,4 +1,4 @@
-"""A source of text, divided into what is trained on and what is held out, as two streams of tokens."""
+"""Split a source of text into training and held-out tokens."""
 
 from __future__ import annotations
 
@@ -17,41 +17,44 @@ from tidegate.lab.tasks.source import Corpus, TokenFile
 from tidegate.lab.tasks.tokenizer import EncodedText, byte_tokenizer, merged_tokens, num_merged_tokens, read_tokenizer
 
 _BYTES_PER_TOKEN = 8
-"""More than merged byte pairs average: enough bytes for a held-out window, before tokens can be counted."""
-
+"""More than the average BPE token: enough bytes for a held-out window before tokens can be counted."""
 
 TokenStream: TypeAlias = npt.NDArray[np.integer[Any]] | ShardedTokens
-"""What has a length, and gives the tokens at an array of places."""
+"""Has a length, and is indexed by an array of positions."""
 
 
 class Streams(NamedTuple):
-    """Tokens on both sides, and where they came from."""
+    """Training and held-out tokens, with their origin."""
 
     training: TokenStream
     held_out: TokenStream
     vocab_size: int
     token_bytes: npt.NDArray[np.int64] | None
-    """(vocabulary,): bytes that a token stands for; None if that is not known."""
+    """(vocabulary,): number of bytes of each token; None if unknown."""
     title: str
     rule: str
-    """How the held-out part was chosen, in words."""
+    """The rule that chose the held-out part, in words."""
     num_documents: int
     missing: tuple[str, ...] = ()
     tokenizer: str = ""
-    """The byte pairs as JSON, if text was read by them."""
+    """The BPE tokenizer as JSON; empty if there is none."""
 
 
 def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -> Streams:
-    """Documents as tokens; byte pairs are learnt from the training documents alone.
+    """Split documents and tokenize them; a BPE tokenizer is trained only on the training documents.
 
-    share, window : how much is held out, as a share, and the tokens that there must be at least
+    Args:
+        corpus: The documents.
+        tokenizer: `bytes` or `bpe:N`.
+        share: Share of the text to hold out.
+        window: Minimum number of held-out tokens.
     """
     num_tokens = num_merged_tokens(tokenizer)
     at_least = window if num_tokens is None else window * _BYTES_PER_TOKEN
     if corpus.held_out is None:
         split = hold_out(corpus.documents, share=share, at_least=at_least)
     else:
-        split = Split(corpus.documents, corpus.held_out, f"{len(corpus.held_out)} files that are always held out")
+        split = Split(corpus.documents, corpus.held_out, f"a fixed list of {len(corpus.held_out)} files")
     if num_tokens is None:
         encoder = byte_tokenizer()
         encoded = EncodedText(encoder.encode(split.training), encoder.encode(split.held_out), encoder.token_bytes)
@@ -68,7 +71,7 @@ def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -
 
 
 def token_streams(file: TokenFile, *, share: float, window: int) -> Streams:
-    """Tokens as they came; the last of them are held out."""
+    """Split the tokens of a file; the last ones are held out."""
     count = len(file.tokens) - num_held_out(len(file.tokens), share=share, at_least=window)
     return Streams(
         training=file.tokens[:count],
@@ -82,42 +85,42 @@ def token_streams(file: TokenFile, *, share: float, window: int) -> Streams:
 
 
 def shard_streams(folder: Path, index: ShardIndex) -> Streams:
-    """Tokens of a folder of shards, mapped; the last part of each is held out."""
+    """Map the tokens of a folder of shards; the last part of each is held out."""
     training, held_out = open_shards(folder, index)
-    pairs = tokenizer_text(folder, index)
-    reader = read_tokenizer(pairs, index.vocab_size) if pairs else byte_tokenizer()
+    tokenizer = tokenizer_text(folder, index)
+    token_bytes = (read_tokenizer(tokenizer, index.vocab_size) if tokenizer else byte_tokenizer()).token_bytes
     return Streams(
         training=training,
         held_out=held_out,
         vocab_size=index.vocab_size,
-        token_bytes=reader.token_bytes,
+        token_bytes=token_bytes,
         title=f"{number_of(len(index.shards), 'shard')} of {index.title}",
         rule=f"the last {100 * len(held_out) / (len(training) + len(held_out)):.3g} % of each shard",
         num_documents=sum(shard.num_documents for shard in index.shards),
-        tokenizer=pairs,
+        tokenizer=tokenizer,
     )
 
 
 class Split(NamedTuple):
-    """A text in two parts."""
+    """Training and held-out documents."""
 
     training: tuple[Document, ...]
     held_out: tuple[Document, ...]
     rule: str
-    """How the second part was chosen, in words."""
+    """The rule that chose the held-out part, in words."""
 
 
 def num_held_out(total: int, *, share: float, at_least: int) -> int:
-    """Return how much of a total to hold out: a share of it, or `at_least` if that is more, never more than half."""
+    """Return the number to hold out: a share of the total, or `at_least` if that is more, but at most half."""
     return min(max(round(share * total), at_least), total // 2)
 
 
 def hold_out(documents: Sequence[Document], *, share: float, at_least: int) -> Split:
-    """Divide documents so that about a share of all bytes, and `at_least` so many if that can be, is held out.
+    """Split documents so that about a share of all bytes, and if possible `at_least` bytes, are held out.
 
-    Whole documents are taken in the order of a hash of their contents, those that would make it more than twice the
-    wanted size left out. Copies of a document go the same way. If that gives less than half the wanted size (one
-    document, or a few large ones) the end of each document is held out instead.
+    Whole documents are held out in the order of a hash of their content, except those that would exceed twice the
+    wanted size. Copies of a document stay together. If that gives less than half the wanted size, as with one document
+    or a few large ones, the end of each document is held out instead.
     """
     digests = [hashlib.sha256(document.content).digest() for document in documents]
     sizes: dict[bytes, int] = {}
@@ -135,7 +138,7 @@ def hold_out(documents: Sequence[Document], *, share: float, at_least: int) -> S
 
 
 def _choose(sizes: Mapping[bytes, int], wanted: int, limit: int) -> set[bytes]:
-    """Choose digests in their order until they have the wanted bytes, skipping those that would pass the limit."""
+    """Choose digests in their order until they have the wanted bytes, skipping those that exceed the limit."""
     chosen: set[bytes] = set()
     taken = 0
     for digest in sorted(sizes):
@@ -146,10 +149,10 @@ def _choose(sizes: Mapping[bytes, int], wanted: int, limit: int) -> set[bytes]:
 
 
 def _ends(documents: Sequence[Document], share: float) -> Split:
-    """Views of the documents: a text may be large, and is not copied."""
+    """Split each document at the same share; the parts are views, since a text may be large."""
     whole = [(name, memoryview(content)) for name, content in documents]
     cuts = [character_start(content, round((1 - share) * len(content))) for _, content in whole]
     training = tuple(Document(name, content[:cut]) for (name, content), cut in zip(whole, cuts, strict=True))
     held_out = tuple(Document(name, content[cut:]) for (name, content), cut in zip(whole, cuts, strict=True))
-    whose = "the document" if len(documents) == 1 else f"each of the {len(documents)} documents"
-    return Split(training, held_out, f"the last {100 * share:.3g} % of {whose}")
+    of = "the document" if len(documents) == 1 else f"each of the {len(documents)} documents"
+    return Split(training, held_out, f"the last {100 * share:.3g} % of {of}")

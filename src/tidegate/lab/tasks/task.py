@@ -1,4 +1,4 @@
-"""What a task is: a frozen description that finds its data, and the data once it is loaded.
+"""The interface of a task: a frozen description that finds its data, and the loaded data.
 
 Legend: B batch, T positions, C channels, S image size.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 TaskKind: TypeAlias = Literal["lm", "image", "recall"]
 
 NO_TARGET = -100
-"""A target that is not one: the loss leaves it out."""
+"""Marks a position without a target; the loss ignores it."""
 
 BATCH_ROWS = 64
-"""Examples of a validation batch."""
+"""Examples per validation batch."""
 PROBE_ROWS = 8
 LONGER = 4
-"""How many times the training length the long rows have."""
+"""Ratio of the length of `TaskData.long` to the training length."""
 
 
 class Batch(NamedTuple):
-    """Examples, and what a model should say of them."""
+    """Examples with their targets."""
 
     inputs: Tensor
     """(B, T) tokens, int64, or (B, C, S, S) images, float32."""
@@ -40,64 +40,64 @@ class Batch(NamedTuple):
 
 
 class TaskData(Protocol):
-    """A task's examples, loaded. Batches depend on seed and step alone, so that a run can go on at any step."""
+    """The loaded examples of a task. Batches depend only on seed and step, so that a run can resume at any step."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the page says of the data, as JSON: sizes, files, fingerprints.
+        """Return the facts about the data that the page shows, as JSON: sizes, files, fingerprints.
 
-        `kind`, `length`, `chance_loss` and `num_training_examples` are among them.
+        They include `kind`, `length`, `chance_loss` and `num_training_examples`.
         """
         ...
 
     @property
     def description(self) -> str:
-        """The data in a sentence."""
+        """Describe the data in one sentence."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Tokens, or classes."""
+        """Return the number of tokens or classes."""
         ...
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Mean over the validation text; None where the targets are no text."""
+        """Return the mean over the held-out targets; None if they are not text."""
         ...
 
     @property
     def chance_loss(self) -> float:
-        """The loss of the best guess that knows nothing of the input, nats: all possible targets alike."""
+        """Return the loss of a uniform guess over the possible targets, in nats."""
         ...
 
     @property
     def num_training_examples(self) -> int | None:
-        """Tokens, or images, that there are to train on; None for data that are made on the fly and never end."""
+        """Return the number of training tokens or images; None for data that are generated without end."""
         ...
 
     def batch(self, *, seed: int, step: int, size: int) -> Batch:
-        """Training examples: a function of its arguments alone."""
+        """Return training examples, which depend only on the arguments."""
         ...
 
     def validation(self) -> Sequence[Batch]:
-        """The same held-out examples for every run, few enough to be looked at in the course of the training."""
+        """Return held-out examples, the same for every run and few enough to be evaluated during training."""
         ...
 
     def final(self) -> Sequence[Batch]:
-        """The held-out examples that a run's last loss is taken on: all that there are, the same for every run."""
+        """Return the held-out examples of the final evaluation, the same for every run."""
         ...
 
     def probe(self) -> Batch:
-        """A few held-out examples on which gates and attention are looked at."""
+        """Return a few held-out examples on which gates and attention are observed."""
         ...
 
     def long(self) -> Batch | None:
-        """Held-out rows of four times the training length, if the task has a length to go beyond."""
+        """Return held-out rows of four times the training length; None for a task without a length."""
         ...
 
 
 def in_batches(rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Cut rows into batches, none of a single row unless it is the only one."""
+    """Split rows into batches; none has a single row unless there is only one."""
     cuts = list(range(0, len(rows), BATCH_ROWS))
     if len(cuts) > 1 and len(rows) - cuts[-1] == 1:
         cuts.pop()
@@ -105,48 +105,48 @@ def in_batches(rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
 
 
 class Task(Protocol):
-    """Describes a task: a frozen dataclass of JSON values, so that it can be part of a `Run`."""
+    """The description of a task: a frozen dataclass of JSON values, so that it can be part of a `Run`."""
 
     @property
     def kind(self) -> TaskKind:
-        """Which model it wants, and which words the page uses."""
+        """Return the kind, which determines the model and the wording of the page."""
         ...
 
     @property
     def length(self) -> int:
-        """Tokens of a training example; 1 for images."""
+        """Return the number of tokens in a training example; 1 for images."""
         ...
 
     def load(self) -> TaskData:
-        """Read or make the data. Raise InputError if that cannot be, or if it is not what the fingerprint says."""
+        """Load the data. Raise InputError if that fails, or if the data does not match the fingerprint."""
         ...
 
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:
-        """As plain JSON values, `kind` among them; without `location`, less what only says where the data lies."""
+        """Return plain JSON values, including `kind`; without `location`, leave out the path of the data."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTask:
-    """A task of somebody's own, as a record describes it: only its own class can load it."""
+    """A user-defined task as a record describes it. Only its own class can load it."""
 
     values: dict[str, Any]
 
     @property
     def kind(self) -> TaskKind:
-        """The kind of model that it needs."""
+        """Return the kind of model that it needs."""
         return self.values["kind"]
 
     @property
     def length(self) -> int:
-        """Tokens of a training example, if the description has them."""
+        """Return the number of tokens in a training example, if the description has it."""
         if "length" not in self.values:
-            raise InputError("task.length", expected="given in the description of the task")
+            raise InputError("task.length", expected="in the description of the task")
         return self.values["length"]
 
     def load(self) -> TaskData:
-        """Raise an InputError: the description does not say where the class is."""
-        hint = "Make the run with the class of the task."
+        """Raise InputError: the description does not name the class."""
+        hint = "Create the run with the class of the task."
         raise InputError("task", expected="a task of this library", got=self.values, hint=hint)
 
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:  # noqa: ARG002
@@ -156,20 +156,20 @@ class RecordedTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskFacts:
-    """The data of a comparison, as its plan describes them."""
+    """The data of a comparison, as its plan describes it."""
 
     kind: TaskKind
     chance_loss: float
     num_training_examples: int | None
     length: int | None = None
     held_out: str = ""
-    """What is held out, in words."""
+    """The held-out part, in words."""
     all: dict[str, Any]
-    """Everything that `TaskData.facts` says, these fields among it."""
+    """All of `TaskData.facts`, including these fields."""
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> TaskFacts:
-        """Return the facts. Raise an InputError if one that every page needs is missing or of another type."""
+        """Return the facts. Raise InputError if one that every page needs is missing or has another type."""
         own = {option.name: facts[option.name] for option in fields(cls) if option.name in require_object(facts)}
         return decode_part(cls, {**own, "all": facts})
 
@@ -179,15 +179,13 @@ class TaskFacts:
 
 
 Purpose: TypeAlias = Literal["training", "validation", "probe", "long"]
-"""What numbers are for: those of one purpose never come up again for another, whatever the seed."""
-
-_WORDS: dict[Purpose, int] = {"training": 0, "validation": 1, "probe": 2, "long": 3}
+"""The use of random numbers: streams of different purposes never overlap, for any seed. The order fixes all numbers."""
 
 
-def draws(purpose: Purpose, *, seed: int, step: int) -> np.random.Generator:
-    """Return a generator that depends on its arguments alone."""
+def make_rng(purpose: Purpose, *, seed: int, step: int) -> np.random.Generator:
+    """Return a random generator that depends only on the arguments."""
     for name, value in (("seed", seed), ("step", step)):
         if value < 0:
             raise InputError(name, expected="at least 0", got=value)
-    # The bit generator is named, since NumPy may change its default one.
-    return np.random.Generator(np.random.PCG64([_WORDS[purpose], seed, step]))
+    # NumPy may change its default bit generator.
+    return np.random.Generator(np.random.PCG64([get_args(Purpose).index(purpose), seed, step]))

@@ -1,6 +1,6 @@
-"""Language modelling: the next token of a text.
+"""Language modeling: predict the next token of a text.
 
-PyTorch is imported where a batch is made: a task can be described without it.
+PyTorch is imported when a batch is created; describing a task does not need it.
 
 Legend: B batch, T positions.
 """
@@ -19,13 +19,13 @@ import numpy.typing as npt
 from tidegate._validation import InputError, require_size
 from tidegate.lab.tasks.documents import changed
 from tidegate.lab.tasks.shards import ShardIndex, read_index, require_whole_shards
-from tidegate.lab.tasks.source import EMBEDDED, TokenFile, read_corpus, read_tokens, resolve_source, source_kind
+from tidegate.lab.tasks.source import EMBEDDED, read_corpus, read_tokens, resolve_source, source_kind
 from tidegate.lab.tasks.streams import Streams, TokenStream, shard_streams, text_streams, token_streams
-from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, draws, in_batches
+from tidegate.lab.tasks.task import LONGER, PROBE_ROWS, Batch, in_batches, make_rng
 from tidegate.lab.tasks.tokenizer import num_merged_tokens, portable_tokenizer
 
 DEFAULT_LENGTH = 128
-"""Tokens of a training window."""
+"""Default sequence length in tokens."""
 
 _LOCATION = ("source", "field")
 
@@ -33,46 +33,46 @@ _LOCATION = ("source", "field")
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextTask:
-    """The next token of a text, from all before it."""
+    """Language modeling on a text."""
 
     source: str = EMBEDDED
     """`stdlib`, a file, a folder, a pattern, JSON lines, a `.npy` file of tokens, a folder of shards, or `hf:NAME`."""
     field: str | None = None
-    """Where JSON lines and datasets have their text; None is "text"."""
+    """The field that holds the text in JSON lines and datasets; None is "text"."""
     tokenizer: str = "bytes"
-    """`bytes`, `bpe:N`, or `none` for what is tokens already."""
+    """`bytes`, `bpe:N`, or `none` for data that is already tokenized."""
     length: int = DEFAULT_LENGTH
-    """Tokens of a training window."""
+    """Sequence length in tokens."""
     validation_share: float = 0.05
     """Approximate share of the text that is held out, at least one window; the embedded corpus has a fixed list."""
     num_validation_tokens: int = 32_768
-    """How much of what is held out is evaluated in the course of the training, at most."""
+    """Maximum number of held-out tokens in each evaluation during training."""
     num_final_tokens: int = 4_194_304
-    """How much of it is evaluated at the end, at most: all, unless that would take longer than to train."""
+    """Maximum number of held-out tokens in the final evaluation."""
     fingerprint: str = ""
-    """What the text must be; empty takes what is there."""
+    """The expected fingerprint of the text; empty accepts any."""
     kind: Literal["lm"] = "lm"
 
     def __post_init__(self) -> None:
         for name in ("length", "num_validation_tokens", "num_final_tokens"):
             require_size(name, getattr(self, name))
         if not 0 < self.validation_share <= 0.5:
-            raise InputError("validation_share", expected="above 0 and at most 0.5", got=self.validation_share)
+            raise InputError("validation_share", expected="in (0, 0.5]", got=self.validation_share)
         if self.tokenizer != "none":
             num_merged_tokens(self.tokenizer)
 
     def load(self) -> TextData:
-        """Read the text and make tokens of it; once in a process. Raise InputError if it is no longer what it was."""
+        """Read and tokenize the text, once per process. Raise InputError if it has changed."""
         data = _open(self)
         _require_whole(self)
         return data
 
     def open(self) -> TextData:
-        """The same, but shards are held against the sizes in their index alone, and not read through."""
+        """Return the same as `load`, but verify only the sizes of shards instead of their checksums."""
         return _open(self)
 
     def to_dict(self, *, location: bool = True) -> dict[str, Any]:
-        """As plain JSON values; without `location`, the fingerprint stands for where the text lies."""
+        """Return plain JSON values; without `location`, the fingerprint replaces the path."""
         dropped = () if location or not self.fingerprint else _LOCATION
         return {name: value for name, value in asdict(self).items() if name not in dropped}
 
@@ -84,18 +84,26 @@ def text_task(
     field: str | None = None,
     length: int = DEFAULT_LENGTH,
 ) -> TextTask:
-    """Return the task that `data` names, found and fingerprinted; raise InputError if there is no such text.
+    """Return the task for `data` with its fingerprint. Raise InputError if the text cannot be found or read.
 
-    data      : None or "stdlib" for the embedded corpus, a path, a pattern, or a name on the Hugging Face hub
-    tokenizer : None reads bytes, and takes tokens as they are. What holds tokens already admits its own alone
+    Args:
+        data: None or "stdlib" for the embedded corpus, a path, a pattern, or a name on the Hugging Face hub.
+        tokenizer: None is `bytes` for text. For data that is already tokenized it must be None or its own tokenizer.
+        field: The field that holds the text in JSON lines and datasets.
+        length: Sequence length in tokens.
     """
     source = resolve_source(EMBEDDED if data is None else data)
     kind = source_kind(source)
     if kind in ("tokens", "shards"):
         if field is not None:
-            raise InputError("field", expected="left out", got=field, hint=f"{data} holds tokens already.")
+            raise InputError("field", expected="left out", got=field, hint=f"{data} is already tokenized.")
         found = read_tokens(source) if kind == "tokens" else read_index(Path(source))
-        _require_own_tokenizer(tokenizer, found, data)
+        own = found.tokenizer.split()[0] if isinstance(found, ShardIndex) else ""
+        if tokenizer not in (None, "none", own):
+            by = f" by {own}" if own else ""
+            hint = f"{data} is already tokenized{by}. Or tokenize the text again into another folder."
+            expected = f"{own!r} or left out" if own else "left out"
+            raise InputError("tokenizer", expected=expected, got=tokenizer, hint=hint)
         return TextTask(source=source, tokenizer="none", length=length, fingerprint=found.fingerprint)
     tokenizer = "bytes" if tokenizer is None else tokenizer
     num_merged_tokens(tokenizer)
@@ -103,43 +111,31 @@ def text_task(
     return replace(task, fingerprint=read_corpus(source, field).fingerprint)
 
 
-def _require_own_tokenizer(tokenizer: str | None, found: TokenFile | ShardIndex, data: str | None) -> None:
-    """Raise InputError for a tokenizer beside tokens that were made by another one."""
-    own = found.tokenizer.split()[0] if isinstance(found, ShardIndex) else ""
-    if tokenizer in (None, "none", own):
-        return
-    made_by = f", made by {own}" if own else ""
-    hint = f"{data} holds tokens already{made_by}. Or tokenize the text again into another folder."
-    raise InputError("tokenizer", expected=f"{own!r} or left out" if own else "left out", got=tokenizer, hint=hint)
-
-
 @final
 class TextData:
-    """Two streams of tokens: one for training, one held out. No window reaches from one into the other."""
+    """Training and held-out tokens. No window crosses from one to the other."""
 
     def __init__(self, task: TextTask, streams: Streams) -> None:
-        self._length = task.length
-        self._streams = streams
-        self._task = task
+        self._task, self._streams, self._length = task, streams, task.length
+        self.vocab_size = streams.vocab_size
+        self.chance_loss = math.log(streams.vocab_size)
+        self.num_training_examples = len(streams.training)
         training, held_out = len(streams.training), len(streams.held_out)
         if min(training, held_out) <= task.length:
-            expected = f"at least {task.length + 1:,} tokens to train on and as many held out, for length={task.length}"
-            hint = f"It has {training:,} and {held_out:,}. Give more text or a smaller length."
+            expected = (
+                f"at least {task.length + 1:,} training tokens and as many held-out ones, for length={task.length}"
+            )
+            hint = f"It has {training:,} and {held_out:,}. Use more text or a smaller length."
             raise InputError("data", expected=expected, got=Path(task.source), hint=hint)
 
     @property
-    def vocab_size(self) -> int:
-        """Tokens."""
-        return self._streams.vocab_size
-
-    @property
     def tokenizer(self) -> str:
-        """The byte pairs as JSON that text was read by; empty for bytes, and for tokens as they came."""
+        """Return the BPE tokenizer as JSON; empty for bytes and for files of tokens."""
         return self._streams.tokenizer and portable_tokenizer(self._streams.tokenizer)
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Mean over the targets of the last evaluation; None for tokens of which the text is not known."""
+        """Return the mean over the targets of the final evaluation; None for tokens whose text is unknown."""
         lengths = self._streams.token_bytes
         if lengths is None:
             return None
@@ -147,22 +143,12 @@ class TextData:
         return float(lengths[targets].mean())
 
     @property
-    def chance_loss(self) -> float:
-        """All tokens alike."""
-        return math.log(self.vocab_size)
-
-    @property
-    def num_training_examples(self) -> int:
-        """Tokens of the training stream."""
-        return len(self._streams.training)
-
-    @property
     def facts(self) -> dict[str, Any]:
-        """Source, fingerprint, sizes in tokens, and what is held out."""
+        """Return source, fingerprint, sizes in tokens, and the held-out part."""
         streams = self._streams
         return {
             **self._task.to_dict(),
-            "vocab_size": streams.vocab_size,
+            "vocab_size": self.vocab_size,
             "chance_loss": self.chance_loss,
             "num_documents": streams.num_documents,
             "num_training_examples": self.num_training_examples,
@@ -177,39 +163,39 @@ class TextData:
 
     @property
     def description(self) -> str:
-        """What is read, as what, and what is held out."""
+        """Describe the text, its tokens and the held-out part."""
         streams = self._streams
-        read_as = {"bytes": "read byte by byte", "none": "tokens as they came"}
+        tokens = {"bytes": "one token per byte", "none": "already tokenized"}
         is_file_name = "." in streams.title.split()[0]
         title = streams.title if is_file_name else streams.title[:1].upper() + streams.title[1:]
-        how = read_as.get(self._task.tokenizer, f"as {streams.vocab_size:,} byte pairs")
+        how = tokens.get(self._task.tokenizer, f"with a BPE vocabulary of {streams.vocab_size:,} tokens")
         return (
-            f"{title}, {how}: {len(streams.training):,} tokens to train on "
+            f"{title}, {how}: {len(streams.training):,} training tokens "
             f"and {len(streams.held_out):,} held out ({streams.rule})."
         )
 
     def batch(self, *, seed: int, step: int, size: int) -> Batch:
-        """Windows at random starts, (B, T) each."""
+        """Return windows (B, T) at random positions."""
         training = self._streams.training
-        starts = draws("training", seed=seed, step=step).integers(0, len(training) - self._length, size=size)
+        starts = make_rng("training", seed=seed, step=step).integers(0, len(training) - self._length, size=size)
         return _windows(training, starts, self._length)
 
     def validation(self) -> list[Batch]:
-        """Windows of the held-out stream that do not overlap, evenly spread over it, (64, T) each but the last."""
+        """Return held-out windows (64, T) that do not overlap, evenly spread; the last batch may differ in size."""
         return self._batches(self._task.num_validation_tokens)
 
     def final(self) -> list[Batch]:
-        """All such windows of the held-out stream, unless they are very many."""
+        """Return such windows up to the maximum of the final evaluation."""
         return self._batches(self._task.num_final_tokens)
 
     def probe(self) -> Batch:
-        """Eight of the validation windows, or all if there are fewer."""
+        """Return eight of the validation windows, or all if there are fewer."""
         starts = self._window_starts(self._length)
         rows = np.arange(min(PROBE_ROWS, len(starts))) * len(starts) // PROBE_ROWS
         return _windows(self._streams.held_out, starts[rows], self._length)
 
     def long(self) -> Batch | None:
-        """Windows of four times the length, as much text as the validation has; None if not even two are held out."""
+        """Return held-out windows of four times the length; None if there are fewer than two."""
         length = LONGER * self._length
         starts = self._window_starts(length)
         return _windows(self._streams.held_out, starts, length) if len(starts) > 1 else None
@@ -219,7 +205,7 @@ class TextData:
         return [_windows(self._streams.held_out, part, self._length) for part in in_batches(starts)]
 
     def _window_starts(self, length: int, budget: int | None = None) -> npt.NDArray[np.int64]:
-        """Starts of windows within a number of tokens, the validation's if None, evenly spread over the stream."""
+        """Return evenly spread starts of held-out windows with at most `budget` tokens; None is that of validation."""
         budget = self._task.num_validation_tokens if budget is None else budget
         available = (len(self._streams.held_out) - 1) // length
         count = min(available, max(budget // length, 1))
@@ -227,7 +213,7 @@ class TextData:
 
 
 def _windows(stream: TokenStream, starts: npt.NDArray[np.int64], length: int) -> Batch:
-    """Inputs and targets (B, T) of the windows that start there."""
+    """Return inputs and targets (B, T) of windows."""
     import torch
 
     tokens = torch.from_numpy(stream[starts[:, None] + np.arange(length + 1)].astype(np.int64))

@@ -1,4 +1,4 @@
-"""From text to tokens: bytes, or byte pairs that are learnt from the training text."""
+"""Tokenizers: bytes, or byte-pair encoding (BPE) trained on the training text."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from tidegate._validation import InputError
 from tidegate.lab.tasks.documents import Content, Document, character_start, fingerprint
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
-"""(tokens,), in the smallest of uint8, uint16 and uint32 that holds the vocabulary."""
+"""(tokens,), in the smallest of uint8, uint16 and uint32 for the vocabulary."""
 
 _LOGGER = logging.getLogger(__name__)
 _SLICE = 1 << 16
-"""Bytes after which a text is cut, at the next good place."""
+"""Bytes after which a text is cut, at the next suitable position."""
 _SLICES_AT_ONCE = 16
-"""The library keeps many bytes for each one that it encodes, until all of a call is done."""
+"""The library allocates a multiple of the text that one call encodes."""
 
 
 class EncodedText(NamedTuple):
-    """Both parts of a text as tokens of one vocabulary."""
+    """Training and held-out text as tokens of one vocabulary."""
 
     training: Tokens
     held_out: Tokens
     token_bytes: npt.NDArray[np.int64]
-    """(vocabulary,): how many bytes of text a token stands for."""
+    """(vocabulary,): number of bytes of each token."""
     tokenizer: str = ""
-    """The byte pairs as JSON, as the library writes them; empty for bytes."""
+    """The BPE tokenizer as JSON, as the library writes it; empty for bytes."""
 
 
 class Tokenizer(NamedTuple):
-    """Tokens by number, and how text becomes a stream of them."""
+    """A vocabulary, and the encoding of documents as one stream of tokens."""
 
     token_bytes: npt.NDArray[np.int64]
-    """(vocabulary,): how many bytes of text a token stands for."""
+    """(vocabulary,): number of bytes of each token."""
     merges: Any = None
-    """The byte pairs, as `tokenizers` holds them; None reads bytes as they are."""
+    """The tokenizer of the package `tokenizers`; None for bytes."""
 
     def encode(self, documents: Iterable[Document]) -> Tokens:
-        """The documents one after another, each ended by a line break if it does not end in one."""
+        """Encode and concatenate documents, each with a line break at its end."""
         if self.merges is None:
             pieces = chain.from_iterable((document.content, _ending(document.content)) for document in documents)
             return np.frombuffer(b"".join(pieces), dtype=np.uint8)
@@ -64,40 +64,40 @@ class Tokenizer(NamedTuple):
 
 
 def num_merged_tokens(spelling: str) -> int | None:
-    """Return the vocabulary that `bpe:4096` asks for, or None for `bytes`; raise InputError for anything else."""
+    """Return 4096 for `bpe:4096`, and None for `bytes`. Raise InputError for anything else."""
     if spelling == "bytes":
         return None
     match = re.fullmatch(r"bpe:(\d{1,7})", spelling)
     if match is None or int(match[1]) <= 256:
-        expected = "'bytes', or 'bpe:N' for N tokens, more than the 256 bytes"
+        expected = "'bytes', or 'bpe:N' with a vocabulary of N > 256 tokens"
         raise InputError("tokenizer", expected=expected, got=spelling)
     return int(match[1])
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A token is a byte."""
+    """Return the tokenizer whose tokens are bytes."""
     return Tokenizer(np.ones(256, dtype=np.int64))
 
 
 def tokenizers_library(num_tokens: int) -> Any:
-    """Return the package that merges byte pairs; raise InputError if it is missing."""
+    """Return the package `tokenizers`. Raise InputError if it is missing."""
     try:
         import tokenizers
     except ImportError as error:
-        hint = "Byte pairs need the package tokenizers: pip install 'tidegate[lab]'."
+        hint = "BPE needs the package tokenizers: pip install 'tidegate[lab]'."
         raise InputError("tokenizer", expected="'bytes'", got=f"bpe:{num_tokens}", hint=hint) from error
     return tokenizers
 
 
 def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokenizer:
-    """Byte pairs merged until there are `num_tokens`, or until the documents have no pair that comes twice.
+    """Train a BPE tokenizer of `num_tokens` tokens, or fewer if no other pair occurs twice.
 
-    The same documents give the same merges. It is logged that they are learnt, which may take minutes. The text must be
-    UTF-8: an InputError names a document that is not.
+    The same documents give the same tokenizer. Training may take minutes and is logged. Raise InputError for a document
+    that is not UTF-8.
     """
     library = tokenizers_library(num_tokens)
     num_bytes = sum(len(document.content) for document in documents)
-    _LOGGER.info("learning up to %s byte pairs from %s bytes of text...", f"{num_tokens:,}", f"{num_bytes:,}")
+    _LOGGER.info("training a BPE tokenizer of %s tokens on %s bytes of text...", f"{num_tokens:,}", f"{num_bytes:,}")
     merges = library.Tokenizer(library.models.BPE())
     merges.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(
@@ -111,12 +111,12 @@ def trained_tokenizer(documents: Sequence[Document], num_tokens: int) -> Tokeniz
 
 
 def read_tokenizer(text: str, num_tokens: int) -> Tokenizer:
-    """The byte pairs of which `merges.to_str()` made this."""
+    """Return the tokenizer that `merges.to_str()` wrote."""
     return _tokenizer(tokenizers_library(num_tokens).Tokenizer.from_str(text))
 
 
 def portable_tokenizer(text: str) -> str:
-    """The same byte pairs as JSON that also says how tokens become text again, for whoever generates."""
+    """Return the same BPE tokenizer as JSON with a decoder, for generation."""
     library = tokenizers_library(0)
     merges = library.Tokenizer.from_str(text)
     merges.decoder = library.decoders.ByteLevel()
@@ -124,7 +124,7 @@ def portable_tokenizer(text: str) -> str:
 
 
 def _tokenizer(merges: Any) -> Tokenizer:
-    # The library writes each byte as one character of its own.
+    # The library represents each byte by one character.
     lengths = [len(cast("str", merges.id_to_token(number))) for number in range(merges.get_vocab_size())]
     return Tokenizer(np.asarray(lengths, dtype=np.int64), merges)
 
@@ -134,7 +134,7 @@ def _ending(content: Content) -> bytes:
 
 
 def slices(content: Content, num_bytes: int = _SLICE) -> Iterator[slice]:
-    """Cut a text into pieces of about so many bytes, at places across which byte pairs are seldom merged."""
+    """Yield slices of about `num_bytes` bytes, cut where merges across the cut are rare."""
     start, stop = 0, -1
     while stop < len(content):
         stop = _slice_end(content, start, num_bytes)
@@ -143,16 +143,19 @@ def slices(content: Content, num_bytes: int = _SLICE) -> Iterator[slice]:
 
 
 def _texts(documents: Iterable[Document]) -> Iterator[str]:
-    """The documents, a slice at a time."""
-    for document in documents:
-        content = document.content
+    """Yield the documents in slices, decoded from UTF-8."""
+    for name, content in documents:
         for piece in slices(content):
-            text = _decode(document, piece.start, piece.stop)
+            try:
+                text = bytes(content[piece]).decode()
+            except UnicodeDecodeError as error:
+                hint = f"Or convert {name}, which has an invalid byte at {piece.start + error.start}."
+                raise InputError("tokenizer", expected="'bytes' for text that is not UTF-8", hint=hint) from error
             yield text + _ending(content).decode() if piece.stop == len(content) else text
 
 
 def _slice_end(content: Content, start: int, num_bytes: int) -> int:
-    """Choose where to cut: after a line break, else before a space, else before a character."""
+    """Return the end of a slice: after a line break, else before a space, else before a character."""
     first, last = start + num_bytes, min(start + 2 * num_bytes, len(content))
     if first >= len(content):
         return len(content)
@@ -165,91 +168,77 @@ def _slice_end(content: Content, start: int, num_bytes: int) -> int:
     return first + space if space >= 0 else character_start(content, last)
 
 
-def _decode(document: Document, start: int, stop: int) -> str:
-    try:
-        return bytes(document.content[start:stop]).decode()
-    except UnicodeDecodeError as error:
-        hint = f"Or convert {document.name}, which is something else at byte {start + error.start}."
-        raise InputError("tokenizer", expected="'bytes' for text that is not UTF-8", hint=hint) from error
-
-
 _FORMAT = 2
-"""To be raised when the same text comes to have other tokens, or the files another shape."""
+"""Increase it when the tokens of a text or the format of the files change."""
 
 
-class _Made(NamedTuple):
-    """What the cache holds of a text."""
+class _CachedTokens(NamedTuple):
+    """A cache entry."""
 
     tokens: Tokens
-    """Those trained on, then those held out."""
+    """Training tokens, then held-out tokens."""
     num_training: int
     tokenizer: str
-    """JSON, as the library writes it."""
+    """As JSON, written by the library."""
 
     def checksum(self) -> str:
-        tokens = self.tokens
-        about = [self.num_training, self.tokenizer, tokens.dtype.str, tokens.shape]
-        digest = hashlib.sha256(json.dumps(about).encode())
-        digest.update(tokens.data)
-        return digest.hexdigest()
+        header = [self.num_training, self.tokenizer, self.tokens.dtype.str, self.tokens.shape]
+        checksum = hashlib.sha256(json.dumps(header).encode())
+        checksum.update(self.tokens.data)
+        return checksum.hexdigest()
 
 
 def merged_tokens(training: Sequence[Document], held_out: Sequence[Document], num_tokens: int) -> EncodedText:
-    """Learn byte pairs from the training documents alone and encode all documents, or load both from the disk.
+    """Train a BPE tokenizer on the training documents and encode all documents, or load both from the cache.
 
     Raise InputError if the package `tokenizers` is missing, or if a document is not UTF-8.
     """
     version = str(tokenizers_library(num_tokens).__version__)
     key = json.dumps([_FORMAT, fingerprint(training, held_out), num_tokens, version])
-    place = _place(hashlib.sha256(key.encode()).hexdigest()[:32])
-    made = _load(place) if place else None
-    if made is None:
-        made = _make(training, held_out, num_tokens)
-        if place:
-            _keep(place, made)
-            made = _load(place) or made
-    lengths = read_tokenizer(made.tokenizer, num_tokens).token_bytes
-    count = made.num_training
-    return EncodedText(made.tokens[:count], made.tokens[count:], lengths, made.tokenizer)
+    path = _cache_path(hashlib.sha256(key.encode()).hexdigest()[:32])
+    cached = path and _load(path)
+    if cached is None:
+        encoder = trained_tokenizer(training, num_tokens)
+        parts = [encoder.encode(training), encoder.encode(held_out)]
+        cached = _CachedTokens(np.concatenate(parts), len(parts[0]), encoder.merges.to_str())
+        if path:
+            _save(path, cached)
+            cached = _load(path) or cached
+    tokens, count, tokenizer = cached
+    return EncodedText(tokens[:count], tokens[count:], read_tokenizer(tokenizer, num_tokens).token_bytes, tokenizer)
 
 
-def _make(training: Sequence[Document], held_out: Sequence[Document], num_tokens: int) -> _Made:
-    tokenizer = trained_tokenizer(training, num_tokens)
-    parts = [tokenizer.encode(training), tokenizer.encode(held_out)]
-    return _Made(np.concatenate(parts), len(parts[0]), tokenizer.merges.to_str())
-
-
-def _place(name: str) -> Path | None:
-    """Where a text is kept, less the ending; None for a user without a home."""
+def _cache_path(name: str) -> Path | None:
+    """Return the path of a cache entry without suffix; None for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tidegate" / name
     except RuntimeError:
         return None
 
 
-def _load(place: Path) -> _Made | None:
-    """Load what is on the disk, its tokens mapped instead of read; None unless both files are whole."""
+def _load(path: Path) -> _CachedTokens | None:
+    """Load a cache entry with memory-mapped tokens; None if a file is missing or damaged."""
     try:
-        about: Any = parse_json(place.with_suffix(".json").read_bytes())
+        header: Any = parse_json(path.with_suffix(".json").read_bytes())
         with warnings.catch_warnings(action="ignore"):
-            tokens: Any = np.lib.format.open_memmap(place.with_suffix(".npy"), mode="r")
-        made = _Made(tokens, about["num_training"], about["tokenizer"])
-        return made if made.checksum() == about["checksum"] else None
-    # The header is read as a Python literal, whose faults raise errors of many classes.
+            tokens: Any = np.lib.format.open_memmap(path.with_suffix(".npy"), mode="r")
+        cached = _CachedTokens(tokens, header["num_training"], header["tokenizer"])
+        return cached if cached.checksum() == header["checksum"] else None
+    # The header is parsed as a Python literal, which raises errors of many classes.
     except Exception:
         return None
 
 
-def _keep(place: Path, made: _Made) -> None:
-    """Write both files; if they cannot be written, the text is tokenised again each time."""
-    about = {"num_training": made.num_training, "tokenizer": made.tokenizer, "checksum": made.checksum()}
+def _save(path: Path, cached: _CachedTokens) -> None:
+    """Write a cache entry, ignoring errors: without it the text is tokenized each time."""
+    header = {"num_training": cached.num_training, "tokenizer": cached.tokenizer, "checksum": cached.checksum()}
     with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(place.with_suffix(".npy"), lambda path: _save_tokens(path, made.tokens))
-        write_atomically(place.with_suffix(".json"), lambda path: path.write_text(json.dumps(about)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path.with_suffix(".npy"), lambda file: _save_tokens(file, cached.tokens))
+        write_atomically(path.with_suffix(".json"), lambda file: file.write_text(json.dumps(header)))
 
 
 def _save_tokens(path: Path, tokens: Tokens) -> None:
-    # Given a path, NumPy would add an ending to it.
+    # NumPy would append a suffix to a path.
     with path.open("wb") as file:
         np.save(file, tokens)

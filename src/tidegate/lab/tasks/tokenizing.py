@@ -1,4 +1,4 @@
-"""Text of any size to shards of tokens: read a piece at a time, encoded in several processes, resumed after a stop."""
+"""Tokenize text of any size into shards, in pieces and in several processes; an interrupted call can be resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
@@ -48,22 +48,22 @@ from tidegate.lab.tasks.tokenizer import (
 )
 
 SHARD_BYTES = 1 << 24
-"""Text of a shard, about."""
+"""Approximate size of a shard's text."""
 SAMPLE_BYTES = 1 << 26
-"""Text from which byte pairs are learnt, from the beginning on."""
+"""Size of the text at the start on which a BPE tokenizer is trained."""
 _HELD_OUT_SHARE = 0.05
-_PAIRS = "pairs"
-"""What the journal's line about byte pairs has."""
+_TOKENIZER_DIGEST = "pairs"
+"""Key of the journal's lines about the tokenizer."""
 _PARTIAL = r"(\.[0-9a-f]{16}\.partial)?"
-"""What a kill leaves of a file that was being written."""
+"""Suffix of a file whose writer was killed."""
 _SHARD_FILE = re.compile(rf"\d{{5,}}\.bin{_PARTIAL}")
 _OWN_FILE = re.compile(
     rf"{_SHARD_FILE.pattern}|({'|'.join(re.escape(name) for name in (INDEX, JOURNAL, TOKENIZER))}){_PARTIAL}"
 )
 
 
-class EncoderLost(RuntimeError):  # noqa: N818, it tells of a process that is gone
-    """One of the processes that encode was ended; shards that are done are kept."""
+class EncoderLost(RuntimeError):  # noqa: N818, it names the event
+    """An encoding process was killed; finished shards are kept."""
 
 
 class _Job(NamedTuple):
@@ -90,25 +90,28 @@ def tokenize(
     shard_bytes: int = SHARD_BYTES,
     report: Callable[[int, int], None] = lambda _shards, _tokens: None,
 ) -> ShardIndex:
-    """Write a text as shards of tokens, or go on with it; return the index.
+    """Write a text as shards of tokens, or resume; return the index.
 
-    Shards that are there, whole and made of the same text, are kept. Byte pairs are learnt from the first 64 MiB.
-    Where the text of the same source has changed, its shards are made anew, with the byte pairs that are there.
+    Existing shards of the same text are kept if they are intact. A BPE tokenizer is trained on the first 64 MiB. If the
+    text has changed, the shards that differ are written again, with the existing tokenizer.
 
-    data          : what `task_of` takes; files are read a piece at a time, datasets are streamed
-    tokenizer     : `bytes`, `bpe:N`, or the path of a `tokenizer.json` that was written here
-    num_processes : that encode
-    shard_bytes   : text of a shard, about
-    report        : is told after each shard how many there are, and how many tokens they have
+    Args:
+        data: As in `make_task`. Files are read in pieces, datasets are streamed.
+        folder: The folder of the shards.
+        tokenizer: `bytes`, `bpe:N`, or the path of a `tokenizer.json` from an earlier call.
+        field: The field that holds the text in JSON lines and datasets.
+        num_processes: Number of encoding processes.
+        shard_bytes: Approximate size of a shard's text.
+        report: Called after each shard with the number of shards and of tokens so far.
 
     Raises:
         InputError: The folder has shards of another source, field, tokenizer or `shard_bytes`, or the source cannot be
-            opened; the folder is then as it was.
-        EncoderLost: after a process that encodes was killed.
+            opened. The folder does not change.
+        EncoderLost: An encoding process was killed.
     """
     source = resolve_source("stdlib" if data is None else data)
     _require_own_folder(folder)
-    given = _read_pairs(tokenizer) if tokenizer.endswith(".json") else ""
+    given = _read_tokenizer_file(tokenizer) if tokenizer.endswith(".json") else ""
     num_tokens = None if given else num_merged_tokens(tokenizer)
     spelled = f"bpe:{_vocab_size(given)} {sha256(given.encode())}" if given else tokenizer
     options: dict[str, Any] = {"source": source, "field": field, "tokenizer": spelled, "shard_bytes": shard_bytes}
@@ -116,64 +119,62 @@ def tokenize(
     jobs = _jobs(source, field, shard_bytes)
     # Read before anything is written: a source that cannot be opened must not change the folder.
     if (first := next(jobs, None)) is None:
-        expected = "a file with text in it, a folder of such files, or hf:NAME"
-        raise InputError("data", expected=expected, got=data, hint="It holds no text.")
+        expected = "a text file, a folder of text files, or hf:NAME"
+        raise InputError("data", expected=expected, got=data, hint="It contains no text.")
     folder.mkdir(parents=True, exist_ok=True)
     journal.begin()
-    pairs = given or (_learn_pairs(source, field, folder, num_tokens, journal.pairs_digest) if num_tokens else "")
+    bpe = given
     if given:
         write_content(folder / TOKENIZER, given.encode())
-    journal.note_pairs(pairs)
+    elif num_tokens:
+        bpe = _kept_or_trained_tokenizer(source, field, folder, num_tokens, journal.tokenizer_digest)
+    digest = sha256(bpe.encode()) if bpe else ""
+    journal.note_tokenizer(digest)
     shards: list[Shard] = []
     try:
-        with _encoders(num_processes) as pool:
-            for shard in _encode_all(pool, chain([first], jobs), journal, folder, pairs, 2 * num_processes):
+        spawn = multiprocessing.get_context("spawn")
+        pool = None if num_processes == 1 else ProcessPoolExecutor(num_processes, mp_context=spawn)
+        with pool or nullcontext():
+            for shard in _encode_all(pool, chain([first], jobs), journal, folder, bpe, 2 * num_processes):
                 shards.append(shard)
                 report(len(shards), sum(one.num_tokens for one in shards))
     except BrokenProcessPool as problem:
-        raise EncoderLost("A process that encodes was ended, possibly for lack of memory.") from problem
+        raise EncoderLost("An encoding process was killed, possibly for lack of memory.") from problem
     index = ShardIndex(
         **options,
-        tokenizer_digest=sha256(pairs.encode()) if pairs else "",
-        vocab_size=_vocab_size(pairs),
-        dtype=smallest_dtype(_vocab_size(pairs)),
+        tokenizer_digest=digest,
+        vocab_size=_vocab_size(bpe),
+        dtype=smallest_dtype(_vocab_size(bpe)),
         title=Path(source).name or source,
         shards=tuple(shards),
     )
-    # Shards of a text that was longer before, and what kills have left half written.
+    # Shards of a text that was longer before, and partial files of killed writers.
     for file in folder.iterdir():
         if _SHARD_FILE.fullmatch(file.name) and file.name not in {shard.name for shard in shards}:
             file.unlink()
     write_index(folder, index)
-    journal.forget()
+    (folder / JOURNAL).unlink()
     return index
 
 
 def _require_own_folder(folder: Path) -> None:
-    """Raise InputError for a folder with files that are not of shards: some would be written over."""
+    """Raise InputError for a folder with other files, which might be overwritten."""
     names = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
     others = [name for name in names if not _OWN_FILE.fullmatch(name)]
-    # A kill at the very beginning leaves a journal that is half written.
+    # A process that is killed at the start leaves a partial journal.
     has_shards = any(name.startswith(JOURNAL) or _SHARD_FILE.fullmatch(name) for name in names)
     if others or (names and not has_shards and _done_index(folder / INDEX) is None):
-        hint = f"It has files that are not of shards: {list_some(others or names)}."
-        raise InputError("out", expected="a folder for shards alone", got=folder, hint=hint)
-
-
-def _encoders(num_processes: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
-    """Processes that encode; None where this one is enough."""
-    if num_processes == 1:
-        return nullcontext()
-    return ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"))
+        hint = f"It has other files: {list_some(others or names)}."
+        raise InputError("out", expected="an empty folder or a folder of shards", got=folder, hint=hint)
 
 
 def _encode_all(
-    pool: ProcessPoolExecutor | None, jobs: Iterator[_Job], journal: _Journal, folder: Path, pairs: str, in_flight: int
+    pool: ProcessPoolExecutor | None, jobs: Iterator[_Job], journal: _Journal, folder: Path, bpe: str, in_flight: int
 ) -> Iterator[Shard]:
-    """Encode jobs in their order; of a pool's jobs a few at a time, so that memory holds a few shards' text alone."""
+    """Encode jobs in order; a pool gets at most `in_flight` jobs at once, which limits the text in memory."""
     if pool is None:
         for job in jobs:
-            yield journal.find(job, folder) or journal.note(_write_shard(job, folder, pairs))
+            yield journal.find(job, folder) or journal.note(_write_shard(job, folder, bpe))
         return
 
     def wait(made: Shard | Future[Shard]) -> Shard:
@@ -181,48 +182,47 @@ def _encode_all(
 
     waiting: deque[Shard | Future[Shard]] = deque()
     for job in jobs:
-        waiting.append(journal.find(job, folder) or pool.submit(_write_shard, job, folder, pairs))
+        waiting.append(journal.find(job, folder) or pool.submit(_write_shard, job, folder, bpe))
         if len(waiting) >= in_flight:
             yield wait(waiting.popleft())
     yield from map(wait, waiting)
 
 
 class _Journal:
-    """The shards that are done, a sealed line each, until there is an index. `begin` is the first to write."""
+    """The finished shards, a line each, until there is an index. Nothing is written before `begin`."""
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
         self._path = path
-        lines, done = _sealed_lines(path), _done_index(path.parent / INDEX)
-        kept = [decode(Shard, line) for line in lines[1:] if _PAIRS not in line] or list(done.shards if done else ())
+        lines, done = _read_lines(path), _done_index(path.parent / INDEX)
+        kept = [decode(Shard, line) for line in lines[1:] if _TOKENIZER_DIGEST not in line]
+        kept = kept or list(done.shards if done else ())
         before = lines[0] if lines else {name: getattr(done, name) for name in options} if done else {}
         if changed := [name for name, value in before.items() if options[name] != value]:
             if kept:
                 differences = ", ".join(f"{name} was {before[name]} and is {options[name]}" for name in changed)
-                hint = f"It has shards of another call: {differences}. Or use the same options."
+                hint = f"It has shards made with other options: {differences}. Or use the same options."
                 raise InputError("out", expected="another folder", got=path.parent, hint=hint)
-            # Another call ended before its first shard: there is nothing to lose.
+            # The earlier call has no finished shard to lose.
             lines, done = [], None
-        noted = [line[_PAIRS] for line in lines if _PAIRS in line]
-        self.pairs_digest: str = noted[-1] if noted else done.tokenizer_digest if done else ""
-        """SHA-256 of the byte pairs of a call before this one; empty if there are none."""
+        noted = [line[_TOKENIZER_DIGEST] for line in lines if _TOKENIZER_DIGEST in line]
+        self.tokenizer_digest: str = noted[-1] if noted else done.tokenizer_digest if done else ""
+        """SHA-256 of the tokenizer of an earlier call; empty if there is none."""
         self._shards = {shard.name: shard for shard in kept}
-        self._lines = lines or [options, {_PAIRS: self.pairs_digest}, *map(asdict, kept)]
+        self._lines = lines or [options, {_TOKENIZER_DIGEST: self.tokenizer_digest}, *map(asdict, kept)]
 
     def begin(self) -> None:
-        """Write what is known of a call before this one; until all shards are checked there is no index."""
-        write_content(self._path, b"".join(map(_sealed_line, self._lines)))
+        """Write the lines of earlier calls, and remove the index until all shards are verified."""
+        write_content(self._path, b"".join(map(_line_with_checksum, self._lines)))
         (self._path.parent / INDEX).unlink(missing_ok=True)
 
-    def note_pairs(self, pairs: str) -> None:
-        """Write down the byte pairs; shards that were made with others are not kept."""
-        digest = sha256(pairs.encode()) if pairs else ""
-        if digest != self.pairs_digest:
+    def note_tokenizer(self, digest: str) -> None:
+        """Append the tokenizer; shards made with another one are dropped."""
+        if digest != self.tokenizer_digest:
             self._shards.clear()
-        self.pairs_digest = digest
-        self._append({_PAIRS: digest})
+        self._append({_TOKENIZER_DIGEST: digest})
 
     def find(self, job: _Job, folder: Path) -> Shard | None:
-        """Return a job's shard if it is there, whole and made of the same text."""
+        """Return the shard of a job if it is intact and has the same text."""
         shard = self._shards.get(shard_name(job.number))
         if shard is None or shard.text != job.digest:
             return None
@@ -231,27 +231,23 @@ class _Journal:
         return shard if sha256(content) == shard.content else None
 
     def note(self, shard: Shard) -> Shard:
-        """Write down that a shard is done."""
+        """Append a finished shard."""
         self._append(asdict(shard))
         return shard
 
-    def forget(self) -> None:
-        """Remove the journal: the index has all of it."""
-        self._path.unlink(missing_ok=True)
-
     def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("ab") as file:
-            file.write(_sealed_line(line))
+            file.write(_line_with_checksum(line))
             file.flush()
             os.fsync(file.fileno())
 
 
-def _sealed_line(line: dict[str, Any]) -> bytes:
+def _line_with_checksum(line: dict[str, Any]) -> bytes:
     return (json.dumps(add_checksum(line)) + "\n").encode()
 
 
-def _sealed_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal; what a kill cut off, and all after it, is left out."""
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a journal before the first damaged one."""
     lines: list[dict[str, Any]] = []
     if path.exists():
         for line in path.read_bytes().split(b"\n")[:-1]:
@@ -263,7 +259,7 @@ def _sealed_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _done_index(path: Path) -> ShardIndex | None:
-    """The index of shards that are done, to be checked and kept; None if there is none, or a damaged one."""
+    """Return the index of finished shards, which are yet to be verified; None if it is missing or damaged."""
     try:
         return decode(ShardIndex, verify_checksum(parse_json(path.read_bytes())))
     except (ValueError, FileNotFoundError):
@@ -271,20 +267,20 @@ def _done_index(path: Path) -> ShardIndex | None:
 
 
 def _jobs(source: str, field: str | None, shard_bytes: int) -> Iterator[_Job]:
-    """Cut a source into the texts of shards; where they are cut depends on the text alone."""
-    number, held, size = 0, list[Document](), 0
+    """Split a source into the texts of shards; the splits depend only on the text."""
+    number, documents, size = 0, list[Document](), 0
     for document in _pieces(source, field, shard_bytes):
-        held.append(document)
+        documents.append(document)
         size += len(document.content)
         if size >= shard_bytes:
-            yield _Job(number, held)
-            number, held, size = number + 1, [], 0
-    if held:
-        yield _Job(number, held)
+            yield _Job(number, documents)
+            number, documents, size = number + 1, [], 0
+    if documents:
+        yield _Job(number, documents)
 
 
 def _pieces(source: str, field: str | None, piece_bytes: int) -> Iterator[Document]:
-    """The documents of a source, one after another; long files in pieces."""
+    """Yield the documents of a source; long files in pieces."""
     kind = source_kind(source)
     if kind == "hub":
         yield from hub_documents(source.removeprefix("hf:"), field or "text", streaming=True)
@@ -298,12 +294,12 @@ def _pieces(source: str, field: str | None, piece_bytes: int) -> Iterator[Docume
             else:
                 yield from _file_pieces(path, name, piece_bytes)
     else:
-        hint = "It holds tokens already: give it to tidegate train as it is."
+        hint = "It is already tokenized: pass it to tidegate train."
         raise InputError("data", expected="text", got=Path(source), hint=hint)
 
 
 def _file_pieces(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
-    """A file in pieces that end with a line, or with a character if a line is longer than a piece."""
+    """Yield a file in pieces that end after a line, or after a character if a line is longer than a piece."""
     with path.open("rb") as file:
         rest = b""
         while block := file.read(piece_bytes):
@@ -316,24 +312,21 @@ def _file_pieces(path: Path, name: str, piece_bytes: int) -> Iterator[Document]:
             yield Document(name, rest)
 
 
-def _read_pairs(path: str) -> str:
-    """The byte pairs of a file, as JSON."""
+def _read_tokenizer_file(path: str) -> str:
+    """Return the tokenizer in a file, as JSON."""
     try:
-        pairs = Path(path).read_text(encoding="utf-8")
-        read_tokenizer(pairs, 0)
+        text = Path(path).read_text(encoding="utf-8")
+        read_tokenizer(text, 0)
     except OSError as problem:
         raise InputError("tokenizer", expected="readable", got=path, hint=f"{problem.strerror}.") from None
-    # The library has no class of its own for what it cannot parse.
+    # The library raises plain exceptions.
     except Exception as problem:
         raise InputError("tokenizer", expected="the JSON of a tokenizer", got=path, hint=f"{problem}.") from None
-    return pairs
+    return text
 
 
-def _learn_pairs(source: str, field: str | None, folder: Path, num_tokens: int, digest: str) -> str:
-    """Learn byte pairs from the beginning of a text, and keep them in the folder; as JSON.
-
-    digest : of those that are in the folder already, if they are the ones; damaged ones are learnt again
-    """
+def _kept_or_trained_tokenizer(source: str, field: str | None, folder: Path, num_tokens: int, digest: str) -> str:
+    """Return the tokenizer in the folder if it has this digest, else train one and write it there; as JSON."""
     kept = folder / TOKENIZER
     if digest and kept.is_file() and sha256(kept.read_bytes()) == digest:
         return kept.read_text(encoding="utf-8")
@@ -343,23 +336,23 @@ def _learn_pairs(source: str, field: str | None, folder: Path, num_tokens: int, 
         size += len(document.content)
         if size >= SAMPLE_BYTES:
             break
-    pairs = portable_tokenizer(trained_tokenizer(sample, num_tokens).merges.to_str())
-    write_content(kept, pairs.encode())
-    return pairs
+    bpe = portable_tokenizer(trained_tokenizer(sample, num_tokens).merges.to_str())
+    write_content(kept, bpe.encode())
+    return bpe
 
 
-def _vocab_size(pairs: str) -> int:
-    return len(_load(pairs).token_bytes)
+def _vocab_size(bpe: str) -> int:
+    return len(_load(bpe).token_bytes)
 
 
 @lru_cache(maxsize=2)
-def _load(pairs: str) -> Tokenizer:
-    return read_tokenizer(pairs, 0) if pairs else byte_tokenizer()
+def _load(bpe: str) -> Tokenizer:
+    return read_tokenizer(bpe, 0) if bpe else byte_tokenizer()
 
 
-def _write_shard(job: _Job, folder: Path, pairs: str) -> Shard:
+def _write_shard(job: _Job, folder: Path, bpe: str) -> Shard:
     """Encode the text of a shard and write its file."""
-    encoder = _load(pairs)
+    encoder = _load(bpe)
     dtype = np.dtype(smallest_dtype(len(encoder.token_bytes))).newbyteorder("<")
     tokens = encoder.encode(job.documents).astype(dtype)
     content = tokens.tobytes()

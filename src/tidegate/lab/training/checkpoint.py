@@ -1,8 +1,7 @@
-"""Checkpoints: a run on disk, from which it resumes as if it had never stopped.
+"""Checkpoints, from which a run resumes with bit-equal results.
 
-A checkpoint is one safetensors file, whichever number of processes train the run: the first process gathers the shards
-of the others and writes, and any number of processes can resume. Two are kept, the last and the one before. Each has a
-checksum of all of its bytes, verified before anything of it is used.
+A checkpoint is one safetensors file for any number of processes: the first process gathers the shards and writes it.
+The last two checkpoints are kept. Each has a checksum of all its bytes, which is verified before use.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ _NAME = re.compile(r"([0-9a-f]{16})(?:\.previous)?\.safetensors")
 
 @dataclass(kw_only=True, slots=True)
 class TrainingState:
-    """Where a run stands, as JSON: what a checkpoint holds besides tensors."""
+    """The progress of a run, which a checkpoint stores as JSON beside the tensors."""
 
     step: int = 0
     elapsed: float = 0.0
     started: str = ""
     sums_since_point: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Of loss, gradient norm and the gates' gradient norm since the last point."""
+    """Sums of loss, gradient norm and the gates' gradient norm since the last point."""
     num_summed: int = 0
     """Steps in these sums."""
     batches: str = ""
     """Hash of all batches so far."""
     last_losses: list[float] = field(default_factory=list[float])
-    """Of the last steps, by which a spike is told."""
+    """Losses of the last steps, for `is_spike`."""
     num_spikes: int = 0
     curve: list[Point] = field(default_factory=list[Point])
     seconds: list[float] = field(default_factory=list[float])
@@ -62,12 +61,12 @@ class TrainingState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedCheckpoint:
-    """What was found where a run keeps its checkpoints."""
+    """The result of loading a checkpoint."""
 
     state: TrainingState | None
-    """None where no checkpoint could be used."""
+    """None if there is no usable checkpoint."""
     problems: tuple[str, ...]
-    """Why a checkpoint that is there could not be used, in sentences."""
+    """Reasons why checkpoints could not be used, as sentences."""
 
 
 def checkpoint_path(folder: Path, run: str) -> Path:
@@ -81,7 +80,7 @@ def previous_path(path: Path) -> Path:
 
 
 def has_checkpoint(folder: Path, run: str) -> bool:
-    """Return whether a run has left a checkpoint."""
+    """Return whether a run has a checkpoint."""
     path = checkpoint_path(folder, run)
     return path.exists() or previous_path(path).exists()
 
@@ -119,7 +118,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def forget_checkpoint(folder: Path, run: str) -> None:
-    """Remove a run's checkpoints, and what a kill in the middle of saving has left."""
+    """Remove a run's checkpoints, and the partial files of killed writers."""
     for file in folder.glob(f"{run}.*"):
         if file.is_dir():
             shutil.rmtree(file, ignore_errors=True)
@@ -128,7 +127,7 @@ def forget_checkpoint(folder: Path, run: str) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder of checkpoints if there is none left; not while runs save, which need it there."""
+    """Remove the folder of checkpoints if it is empty. Do not call this while runs save."""
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
 
@@ -142,18 +141,18 @@ def save_checkpoint(
     state: TrainingState,
     processes: Processes | None = None,
 ) -> None:
-    """Write all that a run needs to resume; tensors and JSON, nothing that is executed when it is read.
+    """Save everything that a run needs to resume, as tensors and JSON.
 
-    The last checkpoint becomes the previous one. At every moment at least one of them is whole. Several processes must
-    call this together: the first one writes, and the others wait for it.
+    The last checkpoint becomes the previous one; at any moment at least one of them is intact. Several processes must
+    call this together: the first one writes, and the others wait.
 
     Args:
-        folder: Where runs keep their checkpoints.
+        folder: The folder of checkpoints.
         model: The model, or this process's shard of it.
         optimizer: Its optimizer.
         run: The run.
-        state: Where it stands.
-        processes: Those that train together; None for one alone.
+        state: Its progress.
+        processes: The processes that train together; None for a single one.
     """
     is_first = processes is None or processes.is_first
     tensors: dict[str, Tensor] = {}
@@ -183,10 +182,10 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, run: str
 ) -> LoadedCheckpoint:
-    """Restore the model, and the optimizer if there is one, from the last checkpoint that is whole.
+    """Restore the model, and the optimizer if it is given, from the last intact checkpoint.
 
-    Of several processes each takes its own shard. A checkpoint that is damaged, or not of this run, is removed, and the
-    previous one is taken. Without any, nothing changes.
+    Each of several processes loads its own shard. A checkpoint that is damaged or of another run is removed, and the
+    previous one is loaded. Without a checkpoint, nothing changes.
     """
     problems: list[str] = []
     path = checkpoint_path(folder, run)
@@ -199,7 +198,7 @@ def load_checkpoint(
             continue
         except ValueError as problem:
             problems.append(str(problem))
-            # Left there, it would become the previous one in the place of one that is whole.
+            # At the next save it would replace the intact previous one.
             place.unlink(missing_ok=True)
             continue
         for name, target in targets.items():
@@ -222,7 +221,7 @@ def _named_tensors(model: nn.Module, moments: OptimizerState) -> dict[str, Tenso
 def _read(
     path: Path, targets: dict[str, Tensor], run: str, *, with_optimizer: bool
 ) -> tuple[TrainingState, dict[str, Tensor]]:
-    """Read a checkpoint after verifying that all of it can be used."""
+    """Read a checkpoint after verifying all of it."""
     file = path.stat()
     header = read_tensor_header(path, _FORMAT)
     if header.metadata["run"] != run:
@@ -238,7 +237,7 @@ def _read(
         tensors = load_file(path)
     except (ValueError, SafetensorError) as problem:
         raise InputError("checkpoint", expected="readable", got=path, hint=f"{problem}") from None
-    # A process of a machine that is cut off may still save: state and tensors would be of two checkpoints.
+    # A disconnected machine may still save: then state and tensors are of two checkpoints.
     if not samestat(file, path.stat()):
         return _read(path, targets, run, with_optimizer=with_optimizer)
     return state, tensors

@@ -47,11 +47,11 @@ class Estimate:
     weight_bytes: int
     """Weights, gradients and optimizer state, in one process."""
     activation_bytes: int
-    """What the forward pass of one micro-batch keeps for the backward pass."""
+    """Activations of one micro-batch that are kept for the backward pass."""
     step_seconds: float | None
-    """Of one update; None if it was not measured."""
+    """Seconds of one update; None if it was not measured."""
     why_not_measured: str = ""
-    """Why there is no time; empty if there is."""
+    """The reason why no time was measured; empty if it was."""
 
     @property
     def bytes(self) -> int:
@@ -86,7 +86,7 @@ def training_hours(operations: float, *, flops: float, mfu: float) -> float:
     Args:
         operations: Number of operations.
         flops: Peak FLOP/s of the hardware.
-        mfu: The share of it that training reaches, above 0 and at most 1.
+        mfu: Model FLOPs utilization, in (0, 1].
     """
     require_rate(flops, mfu)
     return operations / (flops * mfu) / 3600
@@ -106,6 +106,8 @@ def estimate_run(run: Run) -> Estimate:
         model = build_model(run.model)
     tokens = run.training.steps * run.training.batch_size * run.task.length
     num_hidden = sum(matrix.numel() for matrix in hidden_matrices(model))
+    # Muon keeps one moment, AdamW two.
+    num_moments = 2 * model.num_parameters() - (num_hidden if run.training.optimizer == "muon" else 0)
     counted = Estimate(
         num_parameters=model.num_parameters(),
         num_gate_parameters=sum(gate.numel() for gate in gate_parameters(model)),
@@ -113,23 +115,17 @@ def estimate_run(run: Run) -> Estimate:
         steps=run.training.steps,
         tokens=tokens,
         flops=training_flops(model) * tokens,
-        weight_bytes=_weight_bytes(model.num_parameters(), num_hidden, run.training),
+        weight_bytes=_FLOAT_BYTES * (2 * model.num_parameters() + num_moments),
         activation_bytes=_activation_bytes(run.model, run.training, run.task.length),
         step_seconds=None,
     )
     free = available_bytes(run.training.device)
-    rows = _timed_rows(run)
+    rows = max(1, min(run.training.batch_size // run.training.accumulate, _TIMED_TOKENS // run.task.length))
     needed = counted.weight_bytes + counted.activation_bytes * rows * run.training.accumulate // run.training.batch_size
     if free is not None and needed > free:
         reason = f"a step needs {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free here"
         return replace(counted, why_not_measured=reason)
     return replace(counted, step_seconds=_step_seconds(run, rows))
-
-
-def _weight_bytes(num_parameters: int, num_hidden: int, training: Training) -> int:
-    """Return the bytes of weights, gradients, and one or two moments of each, in float32."""
-    num_moments = 2 * num_parameters - (num_hidden if training.optimizer == "muon" else 0)
-    return _FLOAT_BYTES * (2 * num_parameters + num_moments)
 
 
 def _activation_bytes(config: TransformerConfig, training: Training, length: int) -> int:
@@ -179,10 +175,6 @@ def _kept_bytes(config: TransformerConfig, training: Training, size: tuple[int, 
         ):
             batch_loss(model, Batch(tokens, tokens))
     return sum(storage.nbytes() for place, storage in kept.items() if place not in own)
-
-
-def _timed_rows(run: Run) -> int:
-    return max(1, min(run.training.batch_size // run.training.accumulate, _TIMED_TOKENS // run.task.length))
 
 
 def _step_seconds(run: Run, rows: int) -> float:

@@ -47,7 +47,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """A message: what is about to be done, or that a run resumes from an older checkpoint."""
+    """A message, such as that a run resumes from an older checkpoint."""
 
     text: str
     """One or more sentences."""
@@ -84,7 +84,7 @@ class PartsDone:
 
 
 RunEvent: TypeAlias = Progress | Notice
-"""What a run reports while it trains."""
+"""An event of a run in progress."""
 Event: TypeAlias = Phase | RunEvent | Ended | PartsDone
 Tell: TypeAlias = Callable[[Event], None]
 """A callback for every event."""

@@ -16,7 +16,7 @@ Schedule: TypeAlias = Callable[[int], float]
 _Batch = TypeVar("_Batch")
 
 
-class StepFigures(NamedTuple):
+class StepMetrics(NamedTuple):
     """The metrics of one training step."""
 
     loss: float
@@ -36,14 +36,13 @@ def take_step(
     parameters: Iterable[nn.Parameter],
     gates: Iterable[nn.Parameter] = (),
     mean: Callable[[Tensor], Tensor] = lambda loss: loss,
-) -> StepFigures:
+) -> StepMetrics:
     """Make one update.
 
     Args:
-        losses: Parts that add up to the loss, made one by one, as by a generator: the memory that a part keeps for its
-            gradient is freed before the next is made.
+        losses: Parts that add up to the loss. A generator frees the activations of each part before the next.
         optimizer: The optimizer.
-        share: Share of the learning rates that the optimizer's groups were made with.
+        share: Current share of the peak learning rates.
         clip: Maximum norm of the gradient; None does not clip.
         parameters: All trained parameters.
         gates: Those of them whose gradient norm is also returned.
@@ -52,22 +51,17 @@ def take_step(
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
     optimizer.zero_grad()
-    loss = _add_gradients(losses)
+    parts: list[Tensor] = []
+    for loss in losses:
+        loss.backward()
+        parts.append(loss.detach())
+    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
     parameters = list(parameters)
     gate_norm, norm = _gradient_norm(gates), _gradient_norm(parameters)
     if clip is not None:
         nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     optimizer.step()
-    return StepFigures(mean(loss).item(), norm.item(), gate_norm.item())
-
-
-def _add_gradients(losses: Iterable[Tensor]) -> Tensor:
-    """Accumulate the gradients of all parts; return the sum of the parts."""
-    parts: list[Tensor] = []
-    for loss in losses:
-        loss.backward()
-        parts.append(loss.detach())
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+    return StepMetrics(mean(total).item(), norm.item(), gate_norm.item())
 
 
 def _gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -24,7 +24,7 @@ _LONG_PRODUCT = 0.05
 
 
 def environment() -> dict[str, str]:
-    """Return what numbers may depend on besides the run: versions, processor, number of cores."""
+    """Return the environment that may affect results: versions, processor, number of cores."""
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {
         "python": platform.python_version(),
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use, or of all cores if the system does not tell."""
+    """Return the number of cores that this process may use, or of all cores if that is unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -87,7 +87,7 @@ def require_device(name: str) -> None:
 
 
 def available_bytes(device: str) -> int | None:
-    """Return the free memory of a device; None if the system does not tell."""
+    """Return the free memory of a device; None if it is unknown."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -119,7 +119,7 @@ def matrix_flops(device: str, *, half: bool) -> float:
 
 
 def use_threads(count: int) -> None:
-    """Compute on this number of threads from here on; for the command line, which does not import PyTorch."""
+    """Set the number of CPU threads; for the command line, which does not import PyTorch."""
     import torch
 
     torch.set_num_threads(count)

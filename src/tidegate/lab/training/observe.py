@@ -1,4 +1,4 @@
-"""Observe gates, attention and the loss by position of a model on a few examples.
+"""Observe the gates and attention of a model, and its loss by position, on a few examples.
 
 Legend: N tokens, M model width, H query heads, G key/value heads, D head width.
 """
@@ -20,7 +20,7 @@ from tidegate.lab.training.model import row_parts
 from tidegate.lab.training.records import LayerByHead, ObservationSummary
 from tidegate.torch.attention import GatedAttention
 from tidegate.torch.gate import AttentionGate, repeat_heads
-from tidegate.torch.observing import GateSummary, LayerObservation, Observation, observe
+from tidegate.torch.observing import LayerObservation, Observation, observe
 from tidegate.torch.observing.modules import ModuleCall, follow_modules
 from tidegate.torch.observing.sums import effective_rank
 from tidegate.torch.precision import widen
@@ -44,13 +44,13 @@ def observe_probe(model: Model, batch: Batch, *, tokens: int) -> ObservationSumm
     with observe(model) as watcher, follow_modules(model, gates):
         model(batch.inputs)
     model.train()
-    seen = summarise_observation(watcher.observation(), tokens=tokens)
+    seen = summarize_observation(watcher.observation(), tokens=tokens)
     summary = replace(seen, map_rank=map_ranks(model, gates.by_gate))
     return summary if _is_finite(asdict(summary)) else None
 
 
-def summarise_observation(observation: Observation, *, tokens: int) -> ObservationSummary:
-    """Return the means of an observation by layer and head, as records hold them."""
+def summarize_observation(observation: Observation, *, tokens: int) -> ObservationSummary:
+    """Return the means of an observation by layer and head, for records."""
     layers = observation.layers
     sites = sorted({site for layer in layers for site in layer.gates})
     known = all("contribution" in layer.heads for layer in layers)
@@ -61,7 +61,14 @@ def summarise_observation(observation: Observation, *, tokens: int) -> Observati
         sink_impact=_means(layers, "impact"),
         sink_contribution=_means(layers, "contribution") if known else None,
         sink_logit=_means(layers, "sink") if all("sink" in layer.heads for layer in layers) else None,
-        gates={site: _gate_figures([layer.gates[site] for layer in layers]) for site in sites},
+        gates={
+            site: {
+                "mean": tuple(layer.gates[site].mean for layer in layers),
+                "below": tuple(layer.gates[site].below for layer in layers),
+                "spread": tuple(layer.gates[site].token_spread for layer in layers),
+            }
+            for site in sites
+        },
         largest_activation=tuple(layer.residual.largest for layer in layers if layer.residual),
         effective_rank=tuple(layer.residual.effective_rank for layer in layers if layer.residual),
     )
@@ -71,7 +78,13 @@ def summarise_observation(observation: Observation, *, tokens: int) -> Observati
 def loss_by_position(model: Model, batch: Batch) -> tuple[tuple[float, float], ...]:
     """Return the mean loss of stretches of positions, with the middle of each stretch, where it is finite."""
     model.eval()
-    losses = torch.cat([_losses(model, part) for part in row_parts(model, batch)])
+    # (B, T), 0 where there is no target.
+    losses = torch.cat(
+        [
+            F.cross_entropy(widen(model(part.inputs)).mT, part.targets, reduction="none", ignore_index=NO_TARGET)
+            for part in row_parts(model, batch)
+        ]
+    )
     model.train()
     counted = batch.targets != NO_TARGET
     stretches = torch.arange(losses.shape[1]).chunk(_NUM_STRETCHES)
@@ -80,24 +93,10 @@ def loss_by_position(model: Model, batch: Batch) -> tuple[tuple[float, float], .
     return tuple((middle, mean) for middle, mean in zip(middles, means, strict=True) if math.isfinite(mean))
 
 
-def _losses(model: Model, batch: Batch) -> Tensor:
-    """Return the losses (B, T), 0 where there is no target."""
-    logits = model(batch.inputs)
-    return F.cross_entropy(widen(logits).mT, batch.targets, reduction="none", ignore_index=NO_TARGET)
-
-
 def _means(layers: Sequence[LayerObservation], statistic: str) -> LayerByHead:
     return tuple(
         tuple(moments.mean if moments.count else None for moments in layer.heads[statistic]) for layer in layers
     )
-
-
-def _gate_figures(layers: Sequence[GateSummary]) -> dict[str, LayerByHead]:
-    return {
-        "mean": tuple(gate.mean for gate in layers),
-        "below": tuple(gate.below for gate in layers),
-        "spread": tuple(gate.token_spread for gate in layers),
-    }
 
 
 def _is_finite(value: Any) -> bool:

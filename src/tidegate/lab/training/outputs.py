@@ -24,7 +24,7 @@ MODEL_FILE, TOKENIZER_FILE = "model.safetensors", "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class TrainingFolder:
-    """Where a run keeps what it makes."""
+    """The output folder of a run."""
 
     path: Path
 
@@ -73,7 +73,7 @@ class TrainingFolder:
                 load_model(self.model)
             except ValueError as problem:
                 hint = f"{problem} Remove that file, and rerun the command to train the model again."
-                raise InputError("out", expected="a folder with a whole model", got=self.path, hint=hint) from None
+                raise InputError("out", expected="a folder with an intact model", got=self.path, hint=hint) from None
         return ended[-1]
 
     def has_begun(self) -> bool:
@@ -81,7 +81,7 @@ class TrainingFolder:
         return self.records.has_lines() or bool(saved_runs(self.checkpoints))
 
     def remove_partial_files(self) -> None:
-        """Remove what a killed command was writing; only while the records are locked, so that nobody else writes."""
+        """Remove the partial files of killed commands. Call this only while the records are locked."""
         for folder in (self.path, self.checkpoints):
             remove_partial_files(folder)
 
@@ -122,7 +122,7 @@ def log_path(folder: Path) -> Path:
 
 @final
 class RunLog:
-    """Writes what a run reports to `log.jsonl`, and optionally to TensorBoard's event files.
+    """Writes the events of a run to `log.jsonl`, and optionally to TensorBoard's event files.
 
     A run that resumes from a checkpoint repeats the steps after it: their old lines are dropped.
     """

@@ -33,18 +33,18 @@ from tidegate.torch.parallel import shard_heads, tensor_parallel_plan
 from tidegate.torch.weights import Model
 
 LAUNCHED = "TIDEGATE_LAUNCHED"
-"""Variable with the id of `launch`'s process, in the processes that it starts; it reports what ended them."""
+"""Environment variable with the process id of `launch`, in the processes that it starts."""
 Parallel: TypeAlias = Literal["ddp", "fsdp", "tp"]
 """Replicated weights; weights sharded and gathered block by block; heads sharded."""
 _SECONDS_BETWEEN_ANSWERS = 0.05
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_SAVE = 600
-"""For a step and a checkpoint after the launcher is gone."""
+"""Time limit for a step and a checkpoint after the launcher is gone."""
 
 
 @final
 class Processes:
-    """The processes that train one model, as seen by one of them. All must call the same methods in the same order."""
+    """One of the processes that train a model together. All must call the same methods in the same order."""
 
     def __init__(self, kind: Parallel, device: str) -> None:
         self.kind: Parallel = kind
@@ -60,7 +60,7 @@ class Processes:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether each process has its own rows of a batch; otherwise all have the whole batch, and their own heads."""
+        """Whether each process has its own rows of a batch; otherwise each has the whole batch and its own heads."""
         return self.kind != "tp"
 
     def distribute(self, model: Model) -> nn.Module:
@@ -85,7 +85,7 @@ class Processes:
 
     @property
     def gradient_weight(self) -> int:
-        """Factor of a process's part of a loss: gradients of rows are averaged, and should be summed."""
+        """Factor of a process's part of a loss, since gradients of rows are averaged instead of summed."""
         return self.size if self.shares_rows else 1
 
     def exchange_gradients(self, wanted: bool) -> None:
@@ -113,12 +113,12 @@ class Processes:
 
 
 def whole_tensor(value: Tensor) -> Tensor:
-    """Return a tensor whole; if it is sharded, all processes must call this."""
+    """Return a full tensor; if it is sharded, all processes must call this."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
 def copy_whole(whole: Tensor, target: Tensor) -> None:
-    """Copy a whole tensor into another; if that is sharded, this process's shard of it."""
+    """Copy a full tensor into another; if that is sharded, only this process's shard."""
     if isinstance(target, DTensor):
         part = distribute_tensor(whole.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(part.to_local())
@@ -128,7 +128,7 @@ def copy_whole(whole: Tensor, target: Tensor) -> None:
 
 @contextmanager
 def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
-    """Join the processes that torchrun, or `tidegate train --nproc`, has started together with this one."""
+    """Join the processes that torchrun or `tidegate train --nproc` started together with this one."""
     if (launcher := os.environ.get(LAUNCHED)) is not None:
         threading.Thread(target=_end_with_launcher, args=(int(launcher),), daemon=True).start()
     place = torch.device(device)
@@ -153,14 +153,14 @@ def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """End this process by SIGTERM when its launcher is gone, as after SIGKILL: it saves a checkpoint first.
+    """End this process by SIGTERM, after which it saves a checkpoint, when its launcher is gone, as after SIGKILL.
 
-    Nobody would restart it, and its lock would keep the same command from resuming.
+    Otherwise it would keep its lock, and the same command could not resume.
     """
     while os.getppid() == launcher:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     os.kill(os.getpid(), signal.SIGTERM)
-    # Another process may be gone without its checkpoint, and collectives with it wait for long.
+    # If another process ended without saving, a collective operation with it blocks.
     time.sleep(_SECONDS_TO_SAVE)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -168,9 +168,8 @@ def _end_with_launcher(launcher: int) -> None:
 def _own_part(store: Any, rank: int, size: int) -> Any:
     """Return a part of torchrun's store that only the processes of this start use.
 
-    torchrun keeps its store when it restarts processes, with the addresses of those that are gone, and each machine
-    counts its restarts by itself. So the first process makes up a name and answers calls with it: a call is as new as
-    the process that made it, and nobody reads the answer to one that is gone.
+    torchrun keeps its store when it restarts processes, with the addresses of lost ones, and each machine counts its
+    own restarts. So the first process chooses a name, and sends it to each process that asks with its own random key.
     """
     own = secrets.token_hex(8)
     if rank:
@@ -195,7 +194,7 @@ def world_size() -> int:
 
 
 def is_lost_peer(error: str) -> bool:
-    """Return whether the traceback of one of several processes says only that another one is gone."""
+    """Return whether the traceback of one of several processes reports only the loss of another one."""
     return "gloo/transport" in error or "torch.distributed.Dist" in error
 
 
@@ -207,7 +206,7 @@ def require_parallel(run: Run, kind: Parallel, num_processes: int) -> None:
         raise InputError("nproc", expected=expected, got=num_processes)
     if training.optimizer == "muon" and kind != "ddp":
         hint = "Or use the optimizer adamw."
-        raise InputError("parallel", expected="'ddp' for Muon, which needs whole matrices", got=kind, hint=hint)
+        raise InputError("parallel", expected="'ddp' for Muon, which needs full matrices", got=kind, hint=hint)
     if run.model.gates.read_other_sequences and kind != "tp":
         expected = f"'tp' with the gate {run.model.gate}, which reads the next sequence of a batch"
         raise InputError("parallel", expected=expected, got=kind)

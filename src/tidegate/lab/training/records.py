@@ -1,4 +1,4 @@
-"""Records of comparisons and runs: one JSON object per line, with its checksum. Pages are made from these alone."""
+"""Records of comparisons and runs: one JSON object with a checksum per line. Pages are made only from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidegate.lab.training.measurements import LayerGauge, ModelCurvature
 from tidegate.lab.training.run import Run
 
 Match: TypeAlias = Literal["tokens", "params", "flops", "time", "runs"]
-"""The budget that is equal between variants; `runs` were given, and their maker chose it."""
+"""The budget that is equal between variants; `runs` stands for runs that the user defined."""
 Search: TypeAlias = Literal["grid", "stepwise"]
 """How a grid is searched: every point, or every start at the middle rate, then the other rates at the best start."""
 Status: TypeAlias = Literal["finished", "diverged", "failed"]
@@ -52,7 +52,7 @@ class Grid:
     """Values of the models' `init`."""
     search: Search = "grid"
     chooses: bool = True
-    """Whether each seed takes its best trial; if not, the trials only map where verdicts hold."""
+    """Whether each seed takes its best trial; if not, the trials only show where verdicts hold."""
 
     @property
     def middle(self) -> float:
@@ -74,9 +74,9 @@ class Plan:
     margin: float
     """Differences below this share of the control's loss do not matter."""
     grid: Grid | None
-    """What was tuned over, for each seed; None if nothing was."""
+    """The tuning grid of each seed; None without tuning."""
     settings: str = ""
-    """Where previously tuned settings come from, in words; empty if there were none."""
+    """The source of previously tuned settings, in words; empty without such settings."""
     task: TaskFacts = field(metadata={"decode": TaskFacts.from_dict})
     """Kind, source, fingerprint and sizes of the data."""
     description: str
@@ -112,7 +112,7 @@ class Point:
     gradient_norm: float | None
     """Mean since the last point, before clipping."""
     gate_gradient_norm: float | None = None
-    """The same, of the gates' parameters alone."""
+    """The same, only for the gates' parameters."""
 
 
 LayerByHead: TypeAlias = tuple[tuple[float | None, ...], ...]
@@ -135,7 +135,7 @@ class ObservationSummary:
     sink_impact: LayerByHead
     """Share of the first position in the sum of weighted value norms."""
     sink_contribution: LayerByHead | None = None
-    """Norm of what the first position adds to the layer's output; None where that was not observed."""
+    """Norm of the first position's contribution to the layer's output; None if it was not observed."""
     sink_logit: LayerByHead | None = None
     """Weight on a sink of the softmax; None where no layer has one."""
     gates: dict[str, dict[str, LayerByHead]]
@@ -151,7 +151,7 @@ class ObservationSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """What differs between repetitions of a run."""
+    """The fields that differ between repetitions of a run."""
 
     started: str
     """ISO 8601, UTC."""
@@ -162,7 +162,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A run and its results. All but `timing` is the same whenever and however it is run."""
+    """A run and its results. Only `timing` differs between repetitions."""
 
     id: str
     """The content hash of the run."""
@@ -179,7 +179,7 @@ class Record:
     loss: float | None = None
     """On all held-out examples at the end, nats; None unless finished."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """`bits_per_byte`, `accuracy`: what the task reports besides the loss."""
+    """The metrics of the task besides the loss: `bits_per_byte` or `accuracy`."""
     num_evaluated: int = 0
     """Targets of the held-out examples."""
     curve: tuple[Point, ...] = ()
@@ -188,7 +188,7 @@ class Record:
     loss_by_position: tuple[tuple[float, float], ...] = ()
     """Position and loss there, up to four times the training length; empty where a task has no length."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Hashes of what the variants of a seed share: `batches`, `validation`, and `weights:<name>` at initialization.
+    """Hashes of shared data of the variants of a seed: `batches`, `validation`, and initial `weights:<name>`.
 
     The names of a gate's weights include its spelling, so that different gates at one site share none.
     """
@@ -212,7 +212,7 @@ class Cost:
     time_ratio_high: float
     """The interquartile range of the pairs."""
     peak_bytes: int | None
-    """Most memory of a training step above rest, in a process of its own."""
+    """Peak memory of a training step above the idle process, measured in a separate process."""
     decode_milliseconds: float | None
     """One token after a full context; None for models that do not generate."""
     cache_bytes_per_token: int | None
@@ -257,31 +257,31 @@ def records_path(folder: Path) -> Path:
 
 
 class RecordFile:
-    """A file of records that is only appended to. A line that a crash truncated counts as never written."""
+    """An append-only file of records. A line that a crash truncated is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._locked: BinaryIO | None = None
 
     def read(self) -> list[Line]:
-        """Return every whole line, in order; none if there is no file."""
+        """Return every complete line, in order; none if there is no file."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]
         return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
 
     def has_lines(self) -> bool:
-        """Return whether anything was recorded; locking the file makes an empty one."""
+        """Return whether anything was recorded; locking creates an empty file."""
         return self.path.exists() and self.path.stat().st_size > 0
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other processes from working in the same folder; raise InputError if one does already."""
+        """Lock the folder against other processes. Raise InputError if it is locked already."""
         with self.path.open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                expected = "a folder in which no other command is at work"
+                expected = "a folder that is not locked by another command"
                 hint = "Wait for it, or choose another folder."
                 raise InputError("out", expected=expected, got=self.path.parent, hint=hint) from None
             self._locked = file
@@ -306,17 +306,18 @@ class RecordFile:
         """Add a line, and wait until it is on the disk.
 
         Raises:
-            FileNotFoundError: The file is locked, and was removed or replaced: a new one would lack all earlier lines,
-                and others could lock it.
+            FileNotFoundError: The file is locked, and was removed or replaced: a new one would lack all earlier lines.
         """
         if self._locked is not None and not self._is_in_place(self._locked):
             raise FileNotFoundError(
-                f"{self.path} was removed or replaced while this command was at work, so nothing more can be added to "
-                "it. Rerun the command: it repeats the runs that are not on record."
+                f"{self.path} was removed or replaced while this command was running, so nothing more can be added to "
+                "it. Rerun the command to repeat the missing runs."
             )
         text = json.dumps(add_checksum(encode(line)), allow_nan=False).encode() + b"\n"
         with explain_os_errors(self.path, len(text)), self.path.open("a+b") as file:
-            file.truncate(_end_of_last_line(file))
+            # Drop a line that a crash truncated.
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -327,14 +328,3 @@ class RecordFile:
             return os.path.samestat(os.fstat(locked.fileno()), self.path.stat())
         except FileNotFoundError:
             return False
-
-
-def _end_of_last_line(file: BinaryIO) -> int:
-    """Return the number of bytes up to the end of the last whole line."""
-    end = file.seek(0, os.SEEK_END)
-    if end:
-        file.seek(end - 1)
-        if file.read(1) == b"\n":
-            return end
-    file.seek(0)
-    return file.read().rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""Everything that determines a training run: the same `Run` gives the same numbers."""
+"""Everything that determines a training run: equal `Run`s give equal results."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Run:
     training: Training
     role: Role = "comparison"
     _read: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
-    """The values that it was read from: older runs lack later fields, and their ids hash what they have."""
+    """The values that it was read from. Runs of older versions lack later fields, and so do their ids."""
 
     @property
     def id(self) -> str:

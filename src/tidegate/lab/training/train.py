@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tidegate.lab.tasks.task import Batch, TaskData
 from tidegate.lab.training.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent
-from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepFigures, is_spike, take_step
+from tidegate.lab.training.loop import NUM_BEFORE_SPIKE, StepMetrics, is_spike, take_step
 from tidegate.lab.training.machine import environment, keep_freed_memory
 from tidegate.lab.training.model import (
     build_model,
@@ -52,7 +52,7 @@ _DIVERGED = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
-    """Where a run saves checkpoints and reports, and when it stops. Changes no number."""
+    """Where a run saves checkpoints and reports, and when it stops. It does not affect results."""
 
     folder: Path | None = None
     """Where the run saves its checkpoints, the last one at its end; None saves none."""
@@ -64,7 +64,7 @@ class RunContext:
     num_threads: int | None = None
     """CPU threads; None takes the run's own number. Sums may round differently."""
     processes: Processes | None = None
-    """The processes that train the run together; None trains it in this one alone. Sums may round differently."""
+    """The processes that train the run together; None trains it in this process. Sums may round differently."""
 
     def seconds_after(self, saving: float) -> float:
         """Return the time until the next checkpoint, after one that took `saving` seconds."""
@@ -72,7 +72,7 @@ class RunContext:
 
 
 def execute_run(run: Run, context: RunContext) -> Record:
-    """Train, or resume from a checkpoint; a failure gives a record with its traceback, a stop raises `Interrupted`."""
+    """Train, or resume from a checkpoint. A failure returns its traceback in a record; a stop raises `Interrupted`."""
     keep_freed_memory()
     try:
         return _Trainer(run, context).record()
@@ -89,7 +89,7 @@ def train_step(
     run: Run,
     step: int,
     processes: Processes | None = None,
-) -> StepFigures:
+) -> StepMetrics:
     """Make one update of a run's model on a batch, alone or as one of several processes."""
     together = {} if processes is None else {"mean": processes.mean}
     return take_step(
@@ -176,7 +176,7 @@ class _Trainer:
             start = time.monotonic()
             stops, saves = self.context.stopping(), start - saved > pause
             if self.processes is not None:
-                # What one process wants, all do.
+                # All processes stop or save if one of them does.
                 stops, saves = self.processes.any(stops, saves)
             if stops:
                 self._save()
@@ -188,7 +188,7 @@ class _Trainer:
         return ""
 
     def _evaluate_and_observe(self, step: int) -> None:
-        """Evaluate and observe after a step, if it is one of those planned for it."""
+        """Evaluate and observe after a step, if that is due."""
         state, options = self.state, self.run.training
         if options.observes_after(step):
             state.observations += self._observations()
@@ -212,7 +212,7 @@ class _Trainer:
         state.sums_since_point, state.num_summed = [0.0, 0.0, 0.0], 0
 
     def _observations(self) -> list[ObservationSummary]:
-        """Observe the probe, if that gives finite numbers; where weights are sharded, in the first process alone."""
+        """Observe the probe, if the numbers are finite; with sharded weights, only in the first process."""
         model = self.model
         if self.processes is not None and self.processes.kind != "ddp":
             state = {name: whole_tensor(value) for name, value in model.state_dict().items()}
@@ -318,8 +318,8 @@ class _Trainer:
 def weight_fingerprints(model: nn.Module) -> dict[str, str]:
     """Hash each parameter under its name and shape, and its leading channels under its name.
 
-    Two models that start alike have equal hashes for equal names and shapes; layers that differ in width share their
-    leading channels. Gates at one site share nothing unless they are the same gate.
+    Models with the same initialization have equal hashes for equal names and shapes; layers of different widths share
+    their leading channels. Different gates at one site share nothing.
     """
     fingerprints: dict[str, str] = {}
     for path, module in model.named_modules():
@@ -340,7 +340,7 @@ def batches_fingerprint(batches: Iterable[Batch]) -> str:
 
 
 def chained_fingerprint(before: str, batch: Batch) -> str:
-    """Hash a batch together with the hash of all before it, so that a checkpoint needs one hash alone."""
+    """Hash a batch together with the hash of all earlier ones, so that a checkpoint stores a single hash."""
     return _digest(before.encode() + _bytes(batch.inputs) + _bytes(batch.targets))
 
 

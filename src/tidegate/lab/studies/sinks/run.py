@@ -30,7 +30,7 @@ from tidegate.lab.tasks.task import Batch
 from tidegate.lab.tasks.text import TextData, text_task
 from tidegate.lab.training.events import Tell, ignore, report_parts
 from tidegate.lab.training.loop import train, warmup_and_linear_decay
-from tidegate.lab.training.observe import summarise_observation
+from tidegate.lab.training.observe import summarize_observation
 from tidegate.lab.training.records import LayerByHead
 from tidegate.report.page import Column, Section, Table
 from tidegate.tensors.palette import BLUE, VERMILION
@@ -195,7 +195,7 @@ def _observe(model: TransformerLM, gate: str, seed: int, data: TextData) -> Trai
     batches = data.validation()
     with observe(model, residual=False) as watcher:
         losses = [float(_loss(model, batch)) for batch in batches]
-    seen = summarise_observation(watcher.observation(), tokens=0)
+    seen = summarize_observation(watcher.observation(), tokens=0)
     assert seen.sink_contribution is not None
     return TrainedModel(
         gate=gate,

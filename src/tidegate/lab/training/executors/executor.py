@@ -1,21 +1,21 @@
-"""What all executors share: their interface, lost processes and signals; and the serial executor."""
+"""Shared parts of all executors: interface, resources of a run, lost processes, signals; and the serial executor."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Literal, Protocol, TypeAlias, final, get_args
 
-from tidegate._validation import InputError, require_choice
+from tidegate._validation import InputError, require_choice, require_size
 from tidegate.lab.training.events import Interrupted, Notice, RunEvent
-from tidegate.lab.training.executors.resources import RunResources
 from tidegate.lab.training.machine import environment
+from tidegate.lab.training.parallel import require_parallel
 from tidegate.lab.training.records import Record
 from tidegate.lab.training.run import Run
 from tidegate.lab.training.train import CHECKPOINT_SECONDS, RunContext, execute_run
@@ -25,8 +25,72 @@ RETRIES = 2
 """Default number of times that a run is resumed after it lost its process."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResources:
+    """The resources that are reserved for each run."""
+
+    cpus: int | None = None
+    """Number of cores and threads; None is the run's number of threads for each process."""
+    gpus: int = 0
+    """Number of CUDA devices: 0, or one per process."""
+    processes: int = 1
+    """Number of processes, which share the rows of each batch."""
+
+    def __post_init__(self) -> None:
+        require_size("processes", self.processes)
+        require_size("cpus", self.cpus, optional=True)
+        if self.cpus is not None and self.cpus % self.processes:
+            raise InputError("cpus", expected=f"a multiple of processes={self.processes}", got=self.cpus)
+        if isinstance(self.gpus, bool) or self.gpus not in (0, self.processes):
+            raise InputError("gpus", expected=f"0 or processes={self.processes}", got=self.gpus)
+
+    @property
+    def threads(self) -> int | None:
+        """Threads per process; None takes the run's."""
+        return None if self.cpus is None else self.cpus // self.processes
+
+    def of_process(self, run: Run) -> dict[str, int]:
+        """Return the resources of each process of a run, by Ray's names."""
+        return {"CPU": self.threads or run.training.num_threads, "GPU": self.gpus // self.processes}
+
+    def require(self, run: Run) -> None:
+        """Raise InputError for a run that cannot use these resources."""
+        device = run.training.device
+        if self.gpus and device != "cuda":
+            hint = "Use the device cuda; Ray chooses the GPU."
+            raise InputError("gpus", expected=f"0 for runs on {device}", got=self.gpus, hint=hint)
+        if device.startswith("cuda") and not self.gpus:
+            hint = "Ray hides GPUs from runs that do not reserve them."
+            raise InputError("gpus", expected=f"at least 1 for runs on {device}", got=0, hint=hint)
+        if self.processes > 1:
+            require_parallel(run, "ddp", self.processes)
+
+    def num_places(self, run: Run, machines: Iterable[Mapping[str, float]]) -> int:
+        """Return how many runs like this one fit at once: one process on one machine, several on any.
+
+        Args:
+            run: The run.
+            machines: The total resources of each machine, by Ray's names.
+        """
+        needs = {name: count for name, count in self.of_process(run).items() if count}
+        places = [min(int(machine.get(name, 0) // count) for name, count in needs.items()) for machine in machines]
+        return sum(places) // self.processes
+
+    def describe(self, run: Run) -> str:
+        """Describe the resources of a run."""
+        needs = describe_resources({name: self.processes * count for name, count in self.of_process(run).items()})
+        return f"{needs}, in {self.processes} processes" if self.processes > 1 else needs
+
+
+def describe_resources(counts: Mapping[str, float]) -> str:
+    """Describe cores and GPUs, given by Ray's names."""
+    cpus, gpus = counts.get("CPU", 0), counts.get("GPU", 0)
+    devices = f" and {gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else ""
+    return f"{cpus:g} core{'' if cpus == 1 else 's'}{devices}"
+
+
 class Executor(Protocol):
-    """Executes runs. Which executor is used changes no number of a record but its timing."""
+    """Executes runs. The choice of the executor affects only the timing of a record."""
 
     def require(self, runs: Sequence[Run]) -> None:
         """Raise ValueError for runs that cannot be executed here, before anything starts."""
@@ -134,7 +198,7 @@ class Attempts:
 
 @contextmanager
 def capture_signals() -> Generator[list[int]]:
-    """Collect the numbers of SIGINT and SIGTERM in a list, instead of interrupting what runs."""
+    """Collect the numbers of SIGINT and SIGTERM in a list, without interrupting the process."""
     captured: list[int] = []
 
     def capture(number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Runs side by side, each in a process with its own threads: the way to use all cores while models are small."""
+"""Execute runs in parallel processes, which uses all cores while models are small."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _POLL_SECONDS = 0.2
 @final
 @dataclass(frozen=True)
 class ProcessExecutor:
-    """Executes runs in as many processes as have cores for their threads, unless given a number.
+    """Executes runs in `num_processes` processes; None is as many as there are cores for their threads.
 
-    Each process has its own pipe to this one and shares no lock with the others, so that killing one at any moment does
-    not block the others. Another process takes its place and resumes its run from the last checkpoint; a run that loses
-    its process more than `retries` times is recorded as failed.
+    Each process has its own pipe to this one and shares no lock with the others, so that a killed process never blocks
+    them. A new process resumes its run from the last checkpoint; a run that loses its process more than `retries` times
+    is recorded as failed.
     """
 
     num_processes: int | None = None
@@ -67,7 +67,7 @@ class ProcessExecutor:
                     yield from pool.receive()
             finally:
                 pool.stop()
-                # A worker with a full pipe would never end: read what all of them still send.
+                # A worker with a full pipe would never end, so read all messages.
                 while pool.workers:
                     for _ in pool.receive():
                         pass
@@ -91,26 +91,26 @@ class _WorkerPool:
 
     todo: deque[Run]
     captured: list[int]
-    """Signals that this process got."""
+    """Signals that this process received."""
     attempts: Attempts
     report: Callable[[RunEvent], None]
     saving: tuple[Path, float]
-    """The folder of checkpoints, and the seconds between two."""
+    """The folder of checkpoints, and the seconds between two checkpoints."""
 
     def __post_init__(self) -> None:
         self.workers: dict[Connection, _Worker] = {}
         self.stopped = False
         self.kills_before = out_of_memory_kills()
         self.false_starts = 0
-        """Workers that ended before they were ready, since one last was."""
+        """Number of workers in a row that ended before they were ready."""
 
     def start_worker(self) -> None:
         """Start a worker; it sends None when it is ready for a run."""
         here, there = Pipe()
         process = _context.Process(target=_run_worker, args=(there, *self.saving), daemon=True)
-        # Started by the first worker, the tracker would unblock Ctrl-C again.
+        # If the first worker started it, the tracker would unblock Ctrl-C.
         resource_tracker.ensure_running()
-        # A terminal sends Ctrl-C to the worker too; blocked here, it is blocked in the worker from its start.
+        # A terminal sends Ctrl-C to the worker too; workers inherit the blocked signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             process.start()
@@ -128,7 +128,7 @@ class _WorkerPool:
                 _send(pipe, None)
 
     def receive(self) -> Iterator[Record]:
-        """Receive messages of workers, waiting a moment at most, and give those that are ready their next run."""
+        """Receive messages of workers for a moment, and send the next run to those that are ready."""
         for pipe in wait(list(self.workers), timeout=_POLL_SECONDS):
             assert isinstance(pipe, Connection)
             try:
@@ -170,7 +170,7 @@ class _WorkerPool:
 
 
 def describe_end(code: int, kills_before: int | None) -> str:
-    """Describe what ended a process, as in "by SIGTERM".
+    """Describe how a process ended, as in "by SIGTERM".
 
     Args:
         code: Its exit code; negative for a signal in multiprocessing, 128 plus the signal's number in shells and
@@ -200,12 +200,12 @@ def _send(pipe: Connection, message: Run | RunEvent | Record | None) -> None:
 
 
 def _run_worker(pipe: Connection, checkpoints: Path, checkpoint_seconds: float) -> None:
-    """Send None when ready, then execute the runs that come, until None comes or the pipe is closed."""
+    """Send None when ready, then execute received runs until None is received or the pipe is closed."""
     # SIGTERM, which batch systems send to all processes of a job, stops a run like a message of the parent.
     with capture_signals() as captured:
 
         def stopping() -> bool:
-            # During a run, whatever can be read is the message to stop, or the end of a closed pipe.
+            # During a run, the only message is the request to stop; a closed pipe also counts.
             return bool(captured) or pipe.poll()
 
         context = RunContext(

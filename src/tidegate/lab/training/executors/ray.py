@@ -1,4 +1,4 @@
-"""Runs on the machines of a Ray cluster, each in one process or in several that Ray Train starts."""
+"""Execute runs on a Ray cluster, each in one process or in several that Ray Train starts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tidegate._validation import InputError
 from tidegate.lab.training.events import Interrupted, Notice, Progress, RunEvent, ignore
-from tidegate.lab.training.executors.executor import RETRIES, Attempts, capture_signals
-from tidegate.lab.training.executors.resources import RunResources, describe
+from tidegate.lab.training.executors.executor import (
+    RETRIES,
+    Attempts,
+    RunResources,
+    capture_signals,
+    describe_resources,
+)
 from tidegate.lab.training.machine import environment
 from tidegate.lab.training.parallel import Processes, is_lost_peer
 from tidegate.lab.training.records import Record
@@ -34,12 +39,12 @@ _ANSWER_SECONDS = 10.0
 @final
 @dataclass(frozen=True)
 class RayExecutor:
-    """Executes runs as Ray tasks: on the cluster that `RAY_ADDRESS` names, or on this machine alone.
+    """Executes runs as Ray tasks: on the cluster at `RAY_ADDRESS`, or on this machine.
 
-    The checkpoints' folder should be one that all machines see. Without it a stopped run starts over, with the same
-    numbers, and the layers of trained models are not measured; runs of several processes need it. A run that loses a
-    process resumes in others, as with `ProcessExecutor`: Ray's own retries, which give no reason and are unbounded when
-    memory is short, are turned off.
+    All machines should share the folder of checkpoints. Otherwise a stopped run starts over, with the same results, and
+    the layers of trained models are not measured; runs of several processes require it. A run that loses a process
+    resumes as with `ProcessExecutor`. Ray's own retries are turned off: they give no reason, and are unlimited when
+    memory is short.
     """
 
     resources: RunResources = field(default_factory=RunResources)
@@ -47,17 +52,19 @@ class RayExecutor:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def require(self, runs: Sequence[Run]) -> None:
-        """See `Executor`. The cluster must have room for each run when this is called, or none may ever come."""
+        """See `Executor`. The cluster must have room for each run when this is called."""
         for run in runs:
             self.resources.require(run)
         _connect()
         machines = _machines()
         for run in runs:
             if not self.resources.num_places(run, machines):
-                has = ", ".join(f"{count} × {kind}" for kind, count in Counter(map(describe, machines)).items())
+                has = ", ".join(
+                    f"{count} × {kind}" for kind, count in Counter(map(describe_resources, machines)).items()
+                )
                 raise InputError(
                     "resources",
-                    expected="within what the machines of the cluster have",
+                    expected="within the resources of the cluster's machines",
                     hint=f"Ray has no room for a run of {self.resources.describe(run)}: its machines have {has}. Ask "
                     "for less, or add machines before you start.",
                 )
@@ -81,7 +88,7 @@ class RayExecutor:
 
 @final
 class _Tasks:
-    """The tasks that are under way, and the runs that they execute."""
+    """The submitted tasks and their runs."""
 
     def __init__(
         self, runs: Sequence[Run], checkpoints: Path, executor: RayExecutor, report: Callable[[RunEvent], None]
@@ -104,8 +111,8 @@ class _Tasks:
     def submit(self) -> int:
         """Submit the runs that wait; return how many still do.
 
-        Ray itself queues runs of one process. Those of several each have a process beside them that waits with them, so
-        no more are submitted than the cluster has room for.
+        Ray queues runs of one process. A run of several processes has another process that waits for them, so only as
+        many are submitted as the cluster has room for.
         """
         alone = self._resources.processes == 1
         while self._queue:
@@ -123,7 +130,7 @@ class _Tasks:
         return len(self._queue)
 
     def stop(self) -> None:
-        """Ask every run to save and end; drop those that have not started, for which there may never be room."""
+        """Ask every run to save and end; drop runs that have not started."""
         begun = ray.get(self._board.stop.remote())
         if self._stopped:
             return
@@ -134,7 +141,7 @@ class _Tasks:
             ray.cancel(reference, force=True)
 
     def take_done(self) -> Iterator[Record]:
-        """Wait a moment, report what was posted, and yield the records of runs that ended; queue lost ones again."""
+        """Wait a moment, report posted events, and yield the records of runs that ended; queue lost runs again."""
         done: list[Any] = ray.wait(list(self.pending), timeout=_POLL_SECONDS)[0] if self.pending else []
         for event in ray.get(self._board.read.remote()):
             self._report(event)
@@ -164,7 +171,7 @@ class _Tasks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What a task is given besides its run."""
+    """The arguments of a task besides its run."""
 
     checkpoints: str
     board: Any
@@ -174,7 +181,7 @@ class _Work:
 
 @final
 class _Board:
-    """An actor to which tasks post events, and which tells them whether to stop."""
+    """An actor that receives the events of tasks, and replies whether to stop."""
 
     def __init__(self) -> None:
         self._notices: list[Notice] = []
@@ -202,7 +209,7 @@ class _Board:
         return self._stopped
 
     def read(self) -> list[RunEvent]:
-        """Return what was posted since the last call: every notice, and the latest progress of each run."""
+        """Return the events since the last call: every notice, and the latest progress of each run."""
         posted = [*self._notices, *self._latest.values()]
         self._notices, self._latest = [], {}
         return posted
@@ -309,7 +316,7 @@ def _execute(run: Run, work: _Work, reporter: _Reporter | None, processes: Proce
 
 
 def _outcome(reference: Any, run: Run) -> Record | str | None:
-    """Return a task's record; None if it was stopped, and what ended its process, as text, if that was killed."""
+    """Return a task's record, None if it was stopped, or a text that describes how its process was lost."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as problem:
@@ -330,10 +337,10 @@ def _connect() -> None:
         _require_answer(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-        # Interrupted, it leaves connections that wait at the end of the process for a cluster that is gone.
+        # Otherwise its connections would wait for a lost cluster at exit.
         except Exception as problem:
             ray.shutdown()
-            # Ray has no class of its own for this, and gives a new cluster thirty seconds.
+            # Ray raises plain exceptions here, after thirty seconds.
             raise ConnectionError(
                 f"Ray cannot be started or joined: {problem} Try again when this machine has less to do, or join a "
                 "cluster that runs: ray start --head, and RAY_ADDRESS."
@@ -344,7 +351,7 @@ def _connect() -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raise ConnectionError for an address at which nobody listens: Ray would try for minutes."""
+    """Raise ConnectionError if nothing listens at an address, where Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -353,7 +360,7 @@ def _require_answer(address: str) -> None:
     except OSError as problem:
         raise ConnectionError(
             f"no Ray cluster answers at RAY_ADDRESS {address}: {problem}. Start it with ray start --head, or unset "
-            "RAY_ADDRESS to use this machine alone."
+            "RAY_ADDRESS to use only this machine."
         ) from problem
 
 
