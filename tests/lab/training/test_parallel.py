@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from tidegate.gate import PRESETS
 from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Interrupted
+from tidegate.lab.training.model import build_model
 from tidegate.lab.training.outputs import trained_model
-from tidegate.lab.training.parallel import require_parallel
+from tidegate.lab.training.parallel import joined_processes, require_parallel
 
 # All gates over fifty steps, with --full, take minutes in the first test.
 pytestmark = pytest.mark.timeout(1500)
@@ -174,3 +175,18 @@ def test_a_gate_that_reads_the_next_sequence_is_refused_where_rows_are_shared_ou
     with rejects("num_processes") as caught:
         require_parallel(grouped, "tp", 2)
     assert "(num_kv_heads)" in caught.value.expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="names of threads are read from /proc")
+def test_a_process_group_ends_with_its_context_though_the_model_lives_on(monkeypatch):
+    def threads():
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        return names.count("pt_gloo_runloop")
+
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with joined_processes("ddp", "cpu") as processes:
+        computing = processes.distribute(build_model(model_of("none", **SIZES)))
+        assert threads() > 0
+    assert threads() == 0
+    assert computing.module is not None

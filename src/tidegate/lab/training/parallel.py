@@ -111,6 +111,16 @@ class Processes:
         """Wait until all processes call this."""
         dist.barrier()
 
+    def close(self) -> None:
+        """Release the process group, with the model that was distributed.
+
+        PyTorch's reducer would otherwise be the last to hold the group and free it with the GIL held, while a thread of
+        the group waits for the GIL: a deadlock (pytorch/pytorch#56297).
+        """
+        if self.kind == "ddp" and self._computing is not None:
+            self._computing.reducer = self._computing.logger = self._computing.process_group = None
+        self._computing = self._mesh = None
+
 
 def whole_tensor(value: Tensor) -> Tensor:
     """Return a full tensor; if it is sharded, all processes must call this."""
@@ -146,9 +156,11 @@ def joined_processes(kind: Parallel, device: str) -> Generator[Processes]:
             f"the processes of this training cannot meet at {meeting}, MASTER_ADDR and MASTER_PORT: "
             f"{str(problem).splitlines()[0]} Nothing has started. Choose a port that is free."
         ) from problem
+    processes = Processes(kind, device)
     try:
-        yield Processes(kind, device)
+        yield processes
     finally:
+        processes.close()
         dist.destroy_process_group()
 
 
