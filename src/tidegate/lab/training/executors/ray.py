@@ -291,7 +291,10 @@ def _do_part(config: dict[str, Any]) -> Record | None:
     """Execute one process's part of a run; the first returns the record, or None if the run was stopped."""
     run, work = config["run"], config["work"]
     processes = Processes("ddp", run.training.device)
-    record = _execute(run, work, _Reporter(work.board, run) if processes.is_first else None, processes)
+    try:
+        record = _execute(run, work, _Reporter(work.board, run) if processes.is_first else None, processes)
+    finally:
+        processes.close()
     if record is not None and record.status == "failed":
         if not is_lost_peer(record.error):
             ray.get(work.board.fail.remote(record))
