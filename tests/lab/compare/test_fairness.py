@@ -135,7 +135,7 @@ class TestAWarning:
     def test_of_a_loss_that_still_falls(self, compared, curve, state):
         found = checks(everywhere(compared, with_curve(*curve)))["Trained to a plateau"]
         assert found.state == state
-        assert ("at this budget" in found.detail) == (state in ("violated", "warning"))
+        assert ("this training length" in found.detail) == (state in ("violated", "warning"))
 
     @pytest.mark.parametrize(("ratio", "state"), [(4.9, "violated"), (5.0, "holds")])
     def test_of_few_tokens_for_each_parameter(self, compared, ratio, state):
@@ -157,7 +157,7 @@ class TestAWarning:
     def test_of_options_that_one_variant_has_to_itself(self, compared):
         variants = compared[0].variants
         own = (variants[0], replace(variants[1], overrides={"lr": 1e-3, "clip": 0.5}), variants[2])
-        found = checks(replanned(compared, variants=own))["Options of g1 alone"]
+        found = checks(replanned(compared, variants=own))["Own options of g1"]
         assert (found.state, found.detail) == ("warning", "lr = 0.001, clip = 0.5")
 
 

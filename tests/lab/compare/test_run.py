@@ -176,7 +176,7 @@ class TestTheFile:
         compared(request_of(task, budget=2 * STEP), tmp_path / "out", on_event=told.append)
         assert told[0] == Phase(name="measuring costs", num_runs=0)
         assert isinstance(told[1], Notice)
-        assert told[1].text.startswith("This will train 6 runs to compare")
+        assert told[1].text.startswith("This trains 6 comparison runs")
         assert told[2] == Phase(name="comparing", num_runs=6)
         assert [type(event) for event in told[3:-1]] == [Progress, Progress, Ended] * 6
         assert told[-1] == Phase(name="measuring layers", num_runs=0)
@@ -288,7 +288,7 @@ class TestAFailure:
         request = request_of(task, budget=2 * STEP)
         with monkeypatch.context() as patch:
             patch.setattr(train, "build_model", broken)
-            words = r"1 of 6 runs failed: bma \(seed 0\)\. The last said: MemoryError: no room for it"
+            words = r"1 of 6 runs failed: bma \(seed 0\)\. The last error: MemoryError: no room for it"
             with pytest.raises(RunsFailedError, match=words):
                 compared(request, tmp_path / "out")
         lines = RecordFile(records_path(tmp_path / "out")).read()
@@ -415,7 +415,7 @@ class TestLayers:
         after = compared(request, tmp_path / "out", on_event=told.append)
         assert after == before
         assert self.measurements(after)[-1].curvature is not None
-        assert [event.num_runs for event in told if isinstance(event, Phase) and "again" in event.name] == [1]
+        assert [event.num_runs for event in told if isinstance(event, Phase) and "retraining" in event.name] == [1]
         assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
     def test_of_a_diverged_run_are_not(self, diverged):

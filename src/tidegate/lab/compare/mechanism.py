@@ -1,4 +1,4 @@
-"""What gates and attention did: by layer and head at the end, and in the course of the training."""
+"""Statistics of gates and attention: by layer and head at the end of training, and over its course."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ _NAMES = statistic_names("the first key")
 _BY_HEAD: tuple[tuple[str, str, Callable[[ObservationSummary], LayerByHead | None]], ...] = (
     (_NAMES["mass"], "Attention weight on the first token", lambda seen: seen.sink_mass),
     (_NAMES["sink"], "Attention weight on the sink logit in the softmax's denominator", lambda seen: seen.sink_logit),
-    (_NAMES["impact"], "The first token's share in what heads take in", lambda seen: seen.sink_impact),
+    (_NAMES["impact"], "Share of the first token in the sum of weighted values", lambda seen: seen.sink_impact),
     (
         _NAMES["contribution"],
-        "What the first token adds to the output of a layer, in units of that output",
+        "Contribution of the first token to a layer's output, relative to that output",
         lambda seen: seen.sink_contribution,
     ),
-    ("entropy (nats)", "How widely heads look", lambda seen: seen.entropy),
+    ("entropy (nats)", "Entropy of the attention weights", lambda seen: seen.entropy),
     (
         "rank of value to output",
-        "How many directions the maps from value to output make use of over the tokens",
+        "Effective rank of the maps from value to output over the tokens",
         lambda seen: seen.map_rank,
     ),
 )
-"""Statistics of heads: the name, what it is, and where an observation has it."""
+"""Statistics of heads: name, description, and access."""
 _GATES = (
-    ("mean gate", "How open the gates stand, on average", "mean"),
-    (f"share below {CLOSED_BELOW}", "How often gates are shut", "below"),
-    ("spread over tokens", "How much gates depend on the token", "spread"),
+    ("mean gate", "Mean gate values", "mean"),
+    (f"share below {CLOSED_BELOW}", "Share of closed gates", "below"),
+    ("spread over tokens", "Standard deviation of gates between tokens", "spread"),
 )
-_AT_THE_END = ", at the end of the training"
+_AT_THE_END = ", at the end of training"
 _Point = TypeVar("_Point", ObservationSummary, Point)
 
 
 def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
-    """Return maps and curves of gates and attention; none for a comparison of which no run was observed."""
+    """Return maps and curves of gates and attention; none if no run was observed."""
     observed = [variant for variant in summary.variants if any(record.observations for record in variant.finished)]
     views = (
         ("Gates by layer and head", _gate_maps(observed)),
         ("Attention by layer and head", _attention_maps(observed)),
-        ("In the course of the training", _courses(summary) if observed else ()),
+        ("Over the course of training", _courses(summary) if observed else ()),
     )
     found = ((title, tuple(own)) for title, own in views)
     return tuple(Views(title=title, views=own) for title, own in found if own)
@@ -55,7 +55,7 @@ def _gate_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
     for name, title, figure in _GATES:
         maps = {
             variant.name if len(sites[variant.name]) == 1 else f"{variant.name}, {site}": _mean_over_runs(
-                seen.gates[site][figure] for seen in _final(variant)
+                seen.gates[site][figure] for seen in _final(variant) if site in seen.gates
             )
             for variant in variants
             for site in sites[variant.name]
@@ -83,7 +83,7 @@ def _courses(summary: Summary) -> Iterator[View]:
     yield from _course(summary, "effective rank", label, _observations, lambda seen: seen.effective_rank[-1])
     label = "norm of the gradient before clipping"
     yield from _course(summary, "gradient norm", label, _curve, lambda point: point.gradient_norm)
-    label = "norm of the gates' part of the gradient"
+    label = "norm of the gates' gradient"
     yield from _course(summary, "gates' gradient norm", label, _curve, lambda point: point.gate_gradient_norm)
 
 
@@ -102,7 +102,7 @@ def _course(
     points: Callable[[Record], Sequence[_Point]],
     figure: Callable[[_Point], float | None],
 ) -> Iterator[View]:
-    """Draw one number of every run against its training; nothing if no run has it, as where nothing is gated."""
+    """Plot one number of every run over its training; nothing if no run has it, for example without gates."""
     lines = seeds_and_mean(
         summary,
         lambda record: tuple(point.tokens / 1e6 for point in points(record)),
@@ -110,10 +110,10 @@ def _course(
     )
     series = tuple(line for line in lines if any(value is not None for value in line.y))
     last = (f"{line.label} {line.y[-1]:.3g}" for line in series if not line.faint and line.y[-1] is not None)
-    ends = ", ".join(last) or "no run came there"
+    ends = ", ".join(last) or "no run finished"
     if series:
         panel = Lines(
-            title=f"{name[:1].upper()}{name[1:]} at the end of the training: {ends}",
+            title=f"{name[:1].upper()}{name[1:]} at the end of training: {ends}",
             alternative=f"{name} against {summary.examples} seen, for each variant; at the end: {ends}.",
             x_label=f"{summary.examples} seen (millions)",
             y_label=label,
@@ -127,11 +127,11 @@ def _final(variant: VariantSummary) -> list[ObservationSummary]:
 
 
 def _mean_over_runs(runs: Iterable[LayerByHead | None]) -> LayerByHead:
-    """Return the mean over the runs that have it, for each head of each layer; nothing if none has."""
+    """Return the mean over runs for each head of each layer, without runs that are None; empty if all are."""
     layers = zip(*(run for run in runs if run is not None), strict=True)
     return tuple(tuple(mean_of_known(head) for head in zip(*layer, strict=True)) for layer in layers)
 
 
 def mean_of(rows: LayerByHead | None) -> float | None:
-    """Return the mean over layers and heads of the numbers that are there; None if there are none."""
+    """Return the mean over layers and heads, without missing numbers; None if all are missing."""
     return mean_of_known(value for row in rows or () for value in row)
