@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Formatting of numbers and names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST_DIGITS = 6
 
 
 def number_text(value: float | None, digits: int | None = None, *, signed: bool = False) -> str:
-    """Return a number with separators of thousands and a given number of decimals; empty where there is none.
+    """Return a number with thousands separators and a given number of decimals; empty if it is None or not finite.
 
-    Without digits a whole number has no decimals, and any other has four significant digits. Zero carries no sign.
+    Without digits, integers have no decimals and other numbers four significant digits. Zero has no sign.
     """
     value = finite(value)
     if value is None:
@@ -30,7 +30,7 @@ def number_text(value: float | None, digits: int | None = None, *, signed: bool 
 
 
 def cell_text(value: CellValue, column: Column) -> str:
-    """Return a cell of a table: text as it is, numbers as the column says."""
+    """Return a cell of a table: text unchanged, numbers in the format of the column."""
     if isinstance(value, str):
         return value
     return number_text(value, column.digits, signed=column.signed)
@@ -42,7 +42,7 @@ def heading(column: Column) -> str:
 
 
 def estimate_digits(items: Iterable[Estimate]) -> int:
-    """Return decimals for two significant digits of the narrowest half width, or three of the smallest value."""
+    """Return decimals for two significant digits of the narrowest half-width, or three of the smallest value."""
     items = list(items)
     widths = [(item.high - item.low) / 2 for item in items if item.low is not None and item.high is not None]
     if widths := [width for width in widths if math.isfinite(width) and width > 0]:
@@ -52,25 +52,25 @@ def estimate_digits(items: Iterable[Estimate]) -> int:
 
 
 def estimate_text(item: Estimate, digits: int) -> str:
-    """Return an estimate and its interval as `-0.012 [-0.020, -0.004]`; without a value, empty."""
+    """Return an estimate and its interval as `-0.012 [-0.020, -0.004]`; empty without a value."""
     value = number_text(item.value, digits, signed=True)
     low, high = number_text(item.low, digits, signed=True), number_text(item.high, digits, signed=True)
     return f"{value} [{low}, {high}]" if value and low and high else value
 
 
 def scale_digits(low: float, high: float) -> int:
-    """Return decimals that separate about a hundred values of a scale."""
+    """Return decimals that distinguish about a hundred values of a scale."""
     span = high - low
     return min(max(2 - math.ceil(math.log10(span)), 0), _MOST_DIGITS) if span > 0 else 2
 
 
 def typographic(text: str) -> str:
-    """Return the text with a minus sign for each hyphen before a digit and after neither letter nor digit."""
+    """Return the text with a minus sign for each hyphen that starts a number."""
     return re.sub(r"(?<![\w-])-(?=[\d.])", "\u2212", text)
 
 
 def slug(title: str) -> str:
-    """Return a title as a name on the page: letters, digits and hyphens. Other names there have underscores."""
+    """Return a title as an element id of letters, digits and hyphens; other ids have underscores."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
 
 

@@ -1,4 +1,4 @@
-"""Tables ready to be written: each cell as text, with its number, and the best ones marked."""
+"""Tables as formatted cells, with their numbers and the best ones marked."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _STARTS_WITH_NUMBER = re.compile(r"[+\-\u2212±~≈<>≤≥ ]*\.?\d")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One cell."""
+    """A formatted cell."""
 
     text: str
     number: float | None
-    """None for text, and for an empty cell."""
+    """None for text and empty cells."""
     best: bool
 
 
 def format_rows(table: Table) -> list[list[Cell]]:
-    """Format the table's rows as cells."""
+    """Return the formatted cells of the table's rows."""
     best = [_best(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
     return [
         [
@@ -35,7 +35,7 @@ def format_rows(table: Table) -> list[list[Cell]]:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Return for each column whether it holds numbers, also as text such as `1.25 ± 0.01`; not without any cell."""
+    """Return for each column whether all of its filled cells start with a number, as in `1.25 ± 0.01`."""
     filled = [[row[place] for row in table.rows if row[place] not in (None, "")] for place in range(len(table.columns))]
     return [
         bool(values) and all(not isinstance(v, str) or _STARTS_WITH_NUMBER.match(v) for v in values)
@@ -44,7 +44,7 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def map_table(map_: Map, panel: Maps, *, digits: int) -> Table:
-    """Return a map of a panel as a table, rows and columns by their names, or counted from 0."""
+    """Return a map as a table, with named rows and columns, or counted from 0."""
     width = max(map(len, map_.values), default=0)
     names = panel.column_names or tuple(map(str, range(width)))
     columns = [Column(title=f"{panel.column_label} {name}", digits=digits) for name in names[:width]]
@@ -64,7 +64,7 @@ def _number(value: CellValue) -> float | None:
 
 
 def _best(column: Column, values: list[CellValue]) -> float | None:
-    """Find the best number, if there are two that differ."""
+    """Return the best number, if at least two differ."""
     numbers = [number for value in values if (number := _number(value)) is not None]
     if column.better is None or len(set(numbers)) < 2:
         return None
