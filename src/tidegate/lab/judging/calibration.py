@@ -155,7 +155,4 @@ def _signs(table: Array) -> list[int]:
     model = fit_additive_model(table, _CONFIDENCE)
     if model is None:
         return [0] * (len(table) - 1)
-    return [
-        (difference > error.half_width) - (difference < -error.half_width)
-        for difference, error in zip(model.differences, model.errors, strict=True)
-    ]
+    return [side_of_zero(contrast.low, contrast.high) for contrast in model[1]]

@@ -140,7 +140,8 @@ def compare_to_control(
     results = {name: _unjudged(name, rows, control, identical) for name in rows}
     # The table that the model is fitted to: those that are identical or diverged are left out.
     names = [control, *(name for name, result in results.items() if result.verdict == "undecided")]
-    refusal, model = "", None
+    refusal, residual_sd = "", None
+    contrasts: list[Contrast] = []
     if None in rows[control]:
         refusal = f"the baseline, {control}, diverged in {rows[control].count(None)} of {len(rows[control])} runs"
     elif len(rows[control]) < MIN_BLOCKS:
@@ -149,24 +150,24 @@ def compare_to_control(
         model = fit_additive_model(np.array([rows[name] for name in names], dtype=np.float64), confidence)
         if model is None:
             refusal = "there is no noise to estimate: all seeds give the same differences"
+        else:
+            residual_sd, contrasts = model
     control_mean = _complete_mean(rows[control])
     absolute_margin = None if control_mean is None else margin * abs(control_mean)
-    if model is not None and absolute_margin is not None:
-        for name, difference, error in zip(names[1:], model.differences, model.errors, strict=True):
-            low, high = difference - error.half_width, difference + error.half_width
-            results[name] = replace(
-                results[name],
-                difference=difference,
-                low=low,
-                high=high,
-                p_value=dunnett_p_value(difference / error.standard_error, len(names) - 1, error.degrees_of_freedom),
-                verdict=_verdict(low, high, absolute_margin, lower_is_better),
-                standard_error=error.standard_error,
-                degrees_of_freedom=error.degrees_of_freedom,
-                critical_value=error.critical_value,
-                detectable=error.detectable,
-            )
-    detectable = [result.detectable for result in results.values() if result.detectable is not None]
+    for name, contrast in zip(names[1:], contrasts, strict=False):
+        statistic = contrast.difference / contrast.standard_error
+        results[name] = replace(
+            results[name],
+            difference=contrast.difference,
+            low=contrast.low,
+            high=contrast.high,
+            p_value=dunnett_p_value(statistic, len(contrasts), contrast.degrees_of_freedom),
+            verdict=_verdict(contrast, absolute_margin or 0.0, lower_is_better),
+            standard_error=contrast.standard_error,
+            degrees_of_freedom=contrast.degrees_of_freedom,
+            critical_value=contrast.critical_value,
+            detectable=contrast.detectable,
+        )
     comparison = Comparison(
         control=control,
         num_blocks=len(rows[control]),
@@ -175,8 +176,8 @@ def compare_to_control(
         unit=unit,
         margin=absolute_margin,
         relative_margin=margin,
-        residual_sd=None if model is None else model.residual_sd,
-        detectable=max(detectable, default=None),
+        residual_sd=residual_sd,
+        detectable=max((contrast.detectable for contrast in contrasts), default=None),
         variants=tuple(results.values()),
         warnings=tuple(_warnings(rows, control, identical)),
         refusal=refusal,
@@ -241,36 +242,41 @@ def _complete_mean(row: Row) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorEstimate:
-    """The error of a difference."""
+class Contrast:
+    """A variant's difference from the baseline, with its error."""
 
+    difference: float
     standard_error: float
     degrees_of_freedom: float
     critical_value: float
 
     @property
-    def half_width(self) -> float:
-        """Half-width of the interval."""
-        return self.critical_value * self.standard_error
+    def low(self) -> float:
+        """Lower end of the simultaneous interval."""
+        return self.difference - self.critical_value * self.standard_error
+
+    @property
+    def high(self) -> float:
+        """Upper end of the simultaneous interval."""
+        return self.difference + self.critical_value * self.standard_error
 
     @property
     def detectable(self) -> float:
-        """Minimum detectable effect at 80 % power, taking the estimated variance as true; in the unit of the losses."""
+        """Minimum detectable effect at 80 % power, taking the estimated variance as true."""
         return self.standard_error * detectable_noncentrality(self.critical_value, self.degrees_of_freedom, POWER)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdditiveModel:
-    """The additive model of variant and seed, fitted to a table."""
+def fit_additive_model(table: Array, confidence: float) -> tuple[float, list[Contrast]] | None:
+    """Fit the additive model of variant and seed.
 
-    residual_sd: float
-    differences: tuple[float, ...]
-    """One for each variant except the baseline, like `errors`."""
-    errors: tuple[ErrorEstimate, ...]
+    Args:
+        table: (variant, seed), the baseline first.
+        confidence: Of all intervals together.
 
-
-def fit_additive_model(table: Array, confidence: float) -> AdditiveModel | None:
-    """Fit the additive model to a (variant, seed) table, the baseline first; return None if all residuals are zero."""
+    Returns:
+        The residual standard deviation, and a contrast for each variant except the baseline; None if all residuals are
+        zero.
+    """
     num_variants, num_seeds = table.shape
     centered = table - table.mean(axis=0)
     residual = centered - centered.mean(axis=1, keepdims=True)
@@ -279,25 +285,27 @@ def fit_additive_model(table: Array, confidence: float) -> AdditiveModel | None:
     if residual_sd <= 1e-14 * float(np.abs(table).max()):
         return None
     shrunk = ((num_seeds - 1) * variances + variances.mean()) / num_seeds
-    standard_errors = np.sqrt((shrunk[1:] + max(shrunk[0], variances[0])) / num_seeds)
-    errors = (
-        ErrorEstimate(
-            standard_error=float(standard_error),
+    standard_errors = np.sqrt((shrunk[1:] + max(shrunk[0], variances[0])) / num_seeds).tolist()
+    differences = (table[1:] - table[0]).mean(axis=1).tolist()
+    return residual_sd, [
+        Contrast(
+            difference=difference,
+            standard_error=standard_error,
             degrees_of_freedom=degrees,
             critical_value=dunnett_critical_value(num_variants - 1, degrees, confidence),
         )
-        for standard_error, degrees in zip(standard_errors, degrees_of_freedom(shrunk, num_seeds), strict=True)
-    )
-    differences = (table[1:] - table[0]).mean(axis=1)
-    return AdditiveModel(residual_sd=residual_sd, differences=tuple(differences.tolist()), errors=tuple(errors))
+        for difference, standard_error, degrees in zip(
+            differences, standard_errors, degrees_of_freedom(shrunk, num_seeds), strict=True
+        )
+    ]
 
 
-def _verdict(low: float, high: float, margin: float, lower_is_better: bool) -> VerdictWord:
-    if -margin < low and high < margin:
+def _verdict(contrast: Contrast, margin: float, lower_is_better: bool) -> VerdictWord:
+    if -margin < contrast.low and contrast.high < margin:
         return "equivalent"
-    if low <= 0 <= high:
+    if contrast.low <= 0 <= contrast.high:
         return "inconclusive"
-    return "better" if (high < 0) == lower_is_better else "worse"
+    return "better" if (contrast.high < 0) == lower_is_better else "worse"
 
 
 def _warnings(rows: Mapping[str, Row], control: str, identical: Collection[str]) -> Iterator[str]:
