@@ -46,7 +46,8 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
     for name, run in runs.items():
         ratios = [own / other for own, other in zip(seconds[name], seconds[control], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        decodes = name in decoded
+        decodes, shape = name in decoded, run.model.shape
+        cache_bytes = 2 * run.model.num_layers * shape.num_kv_heads * shape.head_dim * torch.float32.itemsize
         items.append(
             Cost(
                 variant=name,
@@ -56,7 +57,7 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
                 time_ratio_high=high,
                 peak_bytes=_peak_bytes(run),
                 decode_milliseconds=1e3 * statistics.median(decoded[name]) if decodes else None,
-                cache_bytes_per_token=_cache_bytes(run) if decodes else None,
+                cache_bytes_per_token=cache_bytes if decodes else None,
             )
         )
     return Costs(request=request, items=tuple(items), environment=environment())
@@ -92,11 +93,6 @@ def _decoding_step(run: Run) -> Callable[[], object] | None:
             cache.truncate(length)
 
     return step
-
-
-def _cache_bytes(run: Run) -> int:
-    shape = run.model.shape
-    return 2 * run.model.num_layers * shape.num_kv_heads * shape.head_dim * torch.float32.itemsize
 
 
 def _in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

@@ -82,7 +82,11 @@ def length_panel(summary: Summary) -> Lines | None:
         lambda r: tuple(position for position, _ in r.loss_by_position),
         lambda r: tuple(loss for _, loss in r.loss_by_position),
     )
-    beyond = {line.label: _mean_beyond(line, length) for line in series if not line.faint}
+    beyond = {
+        line.label: mean_of_known(y for x, y in zip(line.x, line.y, strict=True) if x is not None and x > length)
+        for line in series
+        if not line.faint
+    }
     means = ", ".join(f"{name} {mean:.3f}" for name, mean in beyond.items() if mean is not None)
     return Lines(
         title="Loss by position",
@@ -124,7 +128,3 @@ def _known_columns(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
 def _differences(record: Record, control: Record) -> Numbers:
     points = zip(record.curve, control.curve, strict=False)
     return tuple(None if own.loss is None or other.loss is None else own.loss - other.loss for own, other in points)
-
-
-def _mean_beyond(line: Series, length: int) -> float | None:
-    return mean_of_known(y for x, y in zip(line.x, line.y, strict=True) if x is not None and x > length)

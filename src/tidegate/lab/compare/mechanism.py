@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any
 
 from tidegate.lab.compare.curves import seeds_and_mean
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.training.records import LayerByHead, ObservationSummary, Point, Record
+from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
 from tidegate.report.page import Lines, Panel, View, Views, layer_head_maps, mean_of_known
 from tidegate.torch.observing import CLOSED_BELOW, statistic_names
 
@@ -35,7 +36,6 @@ _GATES = (
     ("spread over tokens", "Standard deviation of gates between tokens", "spread"),
 )
 _AT_THE_END = ", at the end of training"
-_Point = TypeVar("_Point", ObservationSummary, Point)
 
 
 def mechanism_panels(summary: Summary) -> tuple[Panel, ...]:
@@ -74,33 +74,26 @@ def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
 
 
 def _courses(summary: Summary) -> Iterator[View]:
-    for name, title, figure in _BY_HEAD:
+    observations, curve = attrgetter("observations"), attrgetter("curve")
+    for name, title, statistic in _BY_HEAD:
         label = f"{title[:1].lower()}{title[1:]}, mean over heads"
-        yield from _course(summary, name, label, _observations, lambda seen, figure=figure: mean_of(figure(seen)))
+        yield from _course(summary, name, label, observations, lambda seen, of=statistic: mean_of(of(seen)))
     label = "largest activation of the residual stream"
-    yield from _course(summary, "largest activation", label, _observations, lambda seen: max(seen.largest_activation))
+    yield from _course(summary, "largest activation", label, observations, lambda seen: max(seen.largest_activation))
     label = "effective rank after the last block"
-    yield from _course(summary, "effective rank", label, _observations, lambda seen: seen.effective_rank[-1])
+    yield from _course(summary, "effective rank", label, observations, lambda seen: seen.effective_rank[-1])
     label = "norm of the gradient before clipping"
-    yield from _course(summary, "gradient norm", label, _curve, lambda point: point.gradient_norm)
+    yield from _course(summary, "gradient norm", label, curve, lambda point: point.gradient_norm)
     label = "norm of the gates' gradient"
-    yield from _course(summary, "gates' gradient norm", label, _curve, lambda point: point.gate_gradient_norm)
-
-
-def _observations(record: Record) -> Sequence[ObservationSummary]:
-    return record.observations
-
-
-def _curve(record: Record) -> Sequence[Point]:
-    return record.curve
+    yield from _course(summary, "gates' gradient norm", label, curve, lambda point: point.gate_gradient_norm)
 
 
 def _course(
     summary: Summary,
     name: str,
     label: str,
-    points: Callable[[Record], Sequence[_Point]],
-    figure: Callable[[_Point], float | None],
+    points: Callable[[Record], Sequence[Any]],
+    figure: Callable[[Any], float | None],
 ) -> Iterator[View]:
     """Plot one number of every run over its training; nothing if no run has it, for example without gates."""
     lines = seeds_and_mean(
@@ -109,17 +102,18 @@ def _course(
         lambda record: [figure(point) for point in points(record)],
     )
     series = tuple(line for line in lines if any(value is not None for value in line.y))
+    if not series:
+        return
     last = (f"{line.label} {line.y[-1]:.3g}" for line in series if not line.faint and line.y[-1] is not None)
     ends = ", ".join(last) or "no run finished"
-    if series:
-        panel = Lines(
-            title=f"{name[:1].upper()}{name[1:]} at the end of training: {ends}",
-            alternative=f"{name} against {summary.examples} seen, for each variant; at the end: {ends}.",
-            x_label=f"{summary.examples} seen (millions)",
-            y_label=label,
-            series=series,
-        )
-        yield View(label=name, panel=panel)
+    panel = Lines(
+        title=f"{name[:1].upper()}{name[1:]} at the end of training: {ends}",
+        alternative=f"{name} against {summary.examples} seen, for each variant; at the end: {ends}.",
+        x_label=f"{summary.examples} seen (millions)",
+        y_label=label,
+        series=series,
+    )
+    yield View(label=name, panel=panel)
 
 
 def _final(variant: VariantSummary) -> list[ObservationSummary]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,13 +89,15 @@ def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]
 
     A variant that diverged at every setting gets the lowest rate.
     """
-    tried: dict[tuple[str, int], list[tuple[float, float, Init]]] = {}
+    tried: dict[tuple[str, int], list[tuple[float, float, Setting]]] = {}
     for record in records:
-        loss = math.inf if record.loss is None else record.loss
-        key = record.run.variant, record.run.block
-        tried.setdefault(key, []).append((loss, record.run.training.lr, record.run.model.init))
-    best = {key: min(points, key=lambda point: point[:2]) for key, points in tried.items()}
-    return {key: Setting(lr=lr, init=init) for key, (_, lr, init) in best.items()}
+        loss, setting = math.inf if record.loss is None else record.loss, _setting_of(record)
+        tried.setdefault((record.run.variant, record.run.block), []).append((loss, setting.lr, setting))
+    return {key: min(points, key=lambda point: point[:2])[2] for key, points in tried.items()}
+
+
+def _setting_of(record: Record) -> Setting:
+    return Setting(lr=record.run.training.lr, init=record.run.model.init)
 
 
 def rate_of(record: Record) -> float:
@@ -195,20 +196,16 @@ def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
 
 
 def _prevailing(name: str, chosen: Mapping[tuple[str, int], Setting], tried: Iterable[Record]) -> Setting:
-    own = {block: setting for (variant, block), setting in chosen.items() if variant == name}
-    counts = Counter(own.values())
-    losses = {
-        (record.run.block, record.run.training.lr, record.run.model.init): record.loss
-        for record in tried
-        if record.run.variant == name
-    }
+    losses: dict[Setting, list[float | None]] = {}
+    for record in tried:
+        if record.run.variant == name and chosen[name, record.run.block] == (setting := _setting_of(record)):
+            losses.setdefault(setting, []).append(record.loss)
 
-    def order(setting: Setting) -> tuple[float, float]:
-        found = [losses[block, setting.lr, setting.init] for block, chose in own.items() if chose == setting]
-        known = [loss for loss in found if loss is not None]
-        return -counts[setting], fmean(known) if known else math.inf
+    def order(setting: Setting) -> tuple[int, float]:
+        known = [loss for loss in losses[setting] if loss is not None]
+        return -len(losses[setting]), fmean(known) if known else math.inf
 
-    return min(counts, key=order)
+    return min(losses, key=order)
 
 
 def find_settings(
