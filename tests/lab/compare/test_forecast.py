@@ -53,12 +53,9 @@ def test_evaluated_tokens_cost_a_third(tmp_path, miniatures, monkeypatch):
 def test_tuning_is_assumed_to_have_the_noise_of_the_first_arm(said):
     assert "0.65 %" in said(num_seeds=5)
     assert "3.1 %" in said(num_seeds=5, grid=GRID)
+    assert "%" not in said(num_seeds=2), "two seeds give no verdict"
     tuned = summarise(RecordFile(records_path(RECORDS / "first-arm")).read())
     control = np.array([record.loss for record in tuned.control.records])
     losses = np.array([[r.loss for r in v.records] for v in tuned.variants if v.name != "none"])
     scatter = (losses - control).std(axis=1, ddof=1) / control.mean()
     assert np.sqrt((scatter**2).mean()) == pytest.approx(TUNED_NOISE, rel=0.01)
-
-
-def test_two_seeds_are_promised_no_verdict(said):
-    assert "%" not in said(num_seeds=2)

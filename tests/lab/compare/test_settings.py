@@ -146,9 +146,3 @@ def write(lines, folder):
     file = RecordFile(records_path(folder))
     for line in lines:
         file.append(line)
-
-
-def test_settings_of_another_length_are_said_to_be_that(settings):
-    alike, longer = (settings.in_words(budget=budget) for budget in (settings.budget, 4 * settings.budget))
-    assert longer.startswith(alike)
-    assert f"{4 * settings.budget:,}" in longer
