@@ -65,7 +65,8 @@ def test_a_variant_that_is_only_a_placebo_is_not_spoken_of(summary):
 
 def test_then_comes_the_evidence_with_its_limits(compared, summary):
     text, longest = answer(summary), summary.control.longest
-    assert f"3 seeds of models with {longest.num_parameters:,} parameters, trained on {longest.tokens:,} tokens" in text
+    assert f"3 seeds of models with {longest.num_parameters:,} parameters (the baseline)" in text
+    assert f"trained on {longest.tokens:,} tokens" in text
     assert "with one untuned setting" in text
     assert "violated fairness checks: Tokens per parameter" in text
     tuned = answer(summarise(replanned(compared, grid=Grid(rates=(1.0,), starts=(0.02,)))))

@@ -69,6 +69,12 @@ class TestRed:
             name == "Same machine and versions"
         )
 
+    def test_another_environment_is_named(self, compared):
+        lines = tampered(
+            compared, "g1", lambda record: replace(record, environment=record.environment | {"torch": "1"})
+        )
+        assert "torch 1, " in checks(lines)["Same machine and versions"].detail
+
     def test_other_seeds_leave_nothing_paired_to_check(self, compared):
         found = states(tampered(compared, "g1", lambda record: with_run(record, seed=99)))
         assert "Same initial weights" not in found
@@ -159,6 +165,11 @@ class TestAWarning:
         own = (variants[0], replace(variants[1], overrides={"lr": 1e-3, "clip": 0.5}), variants[2])
         found = checks(replanned(compared, variants=own))["Own options of g1"]
         assert (found.state, found.detail) == ("warning", "lr = 0.001, clip = 0.5")
+        alike = tuple(replace(variant, overrides={"lr": 1e-3}) for variant in variants)
+        shared = {
+            name: check for name, check in checks(replanned(compared, variants=alike)).items() if "options" in name
+        }
+        assert [check.state for check in shared.values()] == ["note"]
 
 
 class TestANote:

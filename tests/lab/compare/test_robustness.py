@@ -40,17 +40,19 @@ def test_every_point_is_judged_like_a_comparison_of_its_own(compared):
 def test_a_sentence_says_where_a_variant_is_better_and_where_worse(compared):
     _, plan, tuning = trials(compared)
     points = robustness_map(plan, tuning)
-    assert turning_sentence(points, "g1").startswith(
-        "g1 is significantly below none at init 0.02, rate 0.005 and 0.01 and 0.02, significantly above it at init"
+    assert turning_sentence(points, "g1") == (
+        "g1 compared with none: significantly lower loss at 3 of 6 settings (init 0.02, rate 0.005 and 0.01 and 0.02); "
+        "significantly higher loss at 3 of 6 settings (init torch, rate 0.005 and 0.01 and 0.02)."
     )
-    assert "0 of 6 settings" in turning_sentence(points, "g1")
-    assert "above it at no setting; 6 of 6 settings" in turning_sentence(points, "bma-query")
+    assert turning_sentence(points, "bma-query").endswith(": no significant difference at 6 of 6 settings.")
 
 
 def test_a_point_at_which_a_variant_diverged_has_no_number_for_it(compared):
     _, plan, tuning = trials(compared, lambda v, b, r, s: None if (v, r) == ("g1", 2.0) else loss(v, b, r, s))
-    verdicts = {(p.start, round(p.lr, 6)): p.comparison["g1"].verdict for p in robustness_map(plan, tuning)}
+    points = robustness_map(plan, tuning)
+    verdicts = {(p.start, round(p.lr, 6)): p.comparison["g1"].verdict for p in points}
     assert verdicts["0.02", 0.02] == verdicts["torch", 0.02] == "diverged"
+    assert turning_sentence(points, "g1").endswith("; no verdict at 2 of 6 settings.")
 
 
 @pytest.mark.parametrize(

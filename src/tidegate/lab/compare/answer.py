@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidegate._text import number_of
 from tidegate.lab.compare.fairness import fairness_checks, late_gain
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging.words import estimate_words
@@ -9,17 +10,15 @@ from tidegate.lab.judging.words import estimate_words
 
 def answer(summary: Summary) -> str:
     """Return the findings on every variant, whether they are due to its mechanism, and the evidence and limits."""
-    comparison, control = summary.comparison, summary.plan.control
-    if comparison.refusal:
-        return f"No verdict: {comparison.refusal}."
+    control, refusal = summary.plan.control, summary.comparison.refusal
     placebos = {placebo.placebo for variant in summary.variants for placebo in variant.placebos}
     others = [variant for variant in summary.variants if variant.name != control]
     # Variants that are only placebos are left out, unless there is nothing else.
     shown = [variant for variant in others if variant.name not in placebos] or others
-    findings = "; ".join(_finding(variant, summary) for variant in shown)
+    findings = f"In short, compared with {control}: {'; '.join(_finding(variant, summary) for variant in shown)}"
     violated = [check.name for check in fairness_checks(summary) if check.state == "violated"]
     caution = f" Caution, violated fairness checks: {'; '.join(violated)}." if violated else ""
-    return f"In short, compared with {control}: {findings}. {_basis(summary)}{caution}"
+    return f"{f'No verdict: {refusal}' if refusal else findings}. {_basis(summary)}{caution}"
 
 
 def _finding(variant: VariantSummary, summary: Summary) -> str:
@@ -51,6 +50,6 @@ def _basis(summary: Summary) -> str:
             "for this training length."
         )
     return (
-        f"Based on {plan.num_seeds} seeds of models with {record.num_parameters:,} parameters, trained on "
-        f"{record.tokens:,} {summary.examples}, with {tuned}.{limit}"
+        f"Based on {number_of(plan.num_seeds, 'seed')} of models with {record.num_parameters:,} parameters (the "
+        f"baseline), trained on {record.tokens:,} {summary.examples}, with {tuned}.{limit}"
     )

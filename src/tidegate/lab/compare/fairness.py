@@ -37,7 +37,8 @@ def violations_in_words(checks: Sequence[Check]) -> tuple[str, ...]:
         return ()
     words = "; ".join(f"{check.name} ({check.detail})" for check in violated)
     num_checks = sum(check.state != "note" for check in checks)
-    return (f"{len(violated)} of {num_checks} fairness checks are violated: {words}.",)
+    are = "is" if len(violated) == 1 else "are"
+    return (f"{len(violated)} of {num_checks} fairness checks {are} violated: {words}.",)
 
 
 def _equal_conditions(summary: Summary) -> Iterator[Check]:
@@ -165,14 +166,21 @@ def _plateau(control: VariantSummary, margin: float) -> Check:
 
 
 def _settings(summary: Summary) -> Iterator[Check]:
-    for variant in summary.plan.variants:
-        own = ", ".join(f"{option} = {spell_value(value)}" for option, value in variant.overrides.items())
-        if own:
-            yield Check(name=f"Own options of {variant.name}", state="warning", detail=own)
+    own = {
+        variant.name: ", ".join(f"{option} = {spell_value(value)}" for option, value in variant.overrides.items())
+        for variant in summary.plan.variants
+    }
+    if len(set(own.values())) == 1:
+        own = {"all variants": own[summary.plan.control]}
+    for name, options in own.items():
+        if options:
+            state = "note" if name == "all variants" else "warning"
+            yield Check(name=f"Own options of {name}", state=state, detail=options)
     yield _tuning(summary)
-    places = {tuple(sorted(record.environment.items())) for record in _records(summary)}
-    several = f"{len(places)} different environments, see below"
-    yield _check("Same machine and versions", len(places) == 1, "for all runs", several)
+    environments = [record.environment for record in _records(summary)]
+    found = {name: {own.get(name, "unknown") for own in environments} for names in environments for name in names}
+    several = [f"{name} {', '.join(sorted(values))}" for name, values in found.items() if len(values) > 1]
+    yield _check("Same machine and versions", not several, "for all runs", f"different {'; '.join(several)}")
 
 
 def _tuning(summary: Summary) -> Check:

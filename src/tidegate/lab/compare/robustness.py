@@ -63,22 +63,28 @@ def _map_point(plan: Plan, start: str, lr: float, records: Mapping[str, Mapping[
 
 def turning_sentence(points: Sequence[MapPoint], name: str) -> str:
     """Return a sentence on the settings at which a variant is significantly below and above the baseline."""
-    sides = [side_of_zero(point.comparison[name].low, point.comparison[name].high) for point in points]
-    below, above = ([p for p, own in zip(points, sides, strict=True) if own == side] for side in (-1, 1))
-    control = points[0].comparison.control
-    return (
-        f"{name} is significantly below {control} at {_places(below)}, significantly above it at {_places(above)}; "
-        f"{sides.count(0)} of {len(points)} settings show no significant difference."
-    )
+    found: dict[str, list[MapPoint]] = {}
+    for point in points:
+        result = point.comparison[name]
+        side = side_of_zero(result.low, result.high)
+        words = ("no significant difference", "significantly higher loss", "significantly lower loss")[side]
+        found.setdefault("no verdict" if result.low is None else words, []).append(point)
+    order = ("significantly lower loss", "significantly higher loss", "no significant difference", "no verdict")
+    parts = [
+        f"{words} at {len(found[words])} of {len(points)} settings{_places(found[words]) * ('loss' in words)}"
+        for words in order
+        if words in found
+    ]
+    return f"{name} compared with {points[0].comparison.control}: {'; '.join(parts)}."
 
 
 def _places(points: Sequence[MapPoint]) -> str:
-    """List points by initialization and rate, as in "init 0.02, rate 0.003 and 0.006"."""
+    """List points by initialization and rate, as in " (init 0.02, rate 0.003 and 0.006)"."""
     by_start: dict[str, list[float]] = {}
     for point in points:
         by_start.setdefault(point.start, []).append(point.lr)
     listed = (f"init {start}, rate {' and '.join(f'{lr:g}' for lr in sorted(own))}" for start, own in by_start.items())
-    return ", ".join(listed) or "no setting"
+    return f" ({', '.join(listed)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

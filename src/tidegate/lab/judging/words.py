@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tidegate._text import number_of
 from tidegate._verdict import Effect
 from tidegate.lab.judging.power import seeds_needed
 
@@ -39,7 +38,7 @@ def rule_text(comparison: Comparison) -> str:
     share = f"{_percent(comparison.relative_margin)} of its mean"
     text = RULE.format(
         control=comparison.control,
-        seeds=number_of(comparison.num_blocks, "seed"),
+        seeds=_seeds(comparison),
         confidence=_percent(comparison.confidence),
         margin=share if comparison.margin is None else f"{show(comparison.margin)} ({share})",
     )
@@ -73,7 +72,7 @@ def verdict_sentence(
         time_of: Returns the time that the comparison takes with a number of seeds, in words; empty if unknown.
     """
     name, control = variant.name, comparison.control
-    seeds = number_of(comparison.num_blocks, "seed")
+    seeds = _seeds(comparison)
     match variant.verdict:
         case "control":
             return f"{name} is the baseline: {_mean_words(variant, comparison)}"
@@ -139,7 +138,7 @@ def _change(variant: VariantResult, comparison: Comparison) -> str:
 
 
 def _mean_words(variant: VariantResult, comparison: Comparison) -> str:
-    seeds, unit = number_of(comparison.num_blocks, "seed"), comparison.unit and f" {comparison.unit}"
+    seeds, unit = _seeds(comparison), comparison.unit and f" {comparison.unit}"
     if variant.num_diverged or variant.mean is None:
         return f"it diverged in {variant.num_diverged} of {seeds}"
     deviation = "" if variant.sd is None else f" (standard deviation {variant.sd:.4f})"
@@ -195,3 +194,7 @@ def _formatter(comparison: Comparison) -> Callable[..., str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.6g} %"
+
+
+def _seeds(comparison: Comparison) -> str:
+    return f"{comparison.num_blocks} seed{'s' * (comparison.num_blocks != 1)}"
