@@ -118,7 +118,7 @@ def test_they_fit_no_other_size_or_data_and_no_grid(request_for, settings, tmp_p
 
 def test_the_page_says_where_they_come_from(compared):
     checks = {check.name: check.detail for check in fairness_checks(summarise(replanned(compared, settings="there")))}
-    assert checks["Tuned earlier"].startswith("there: none lr 0.01")
+    assert checks["Tuned earlier"] == "there. none, g1, bma-query: lr 0.01, init 0.02"
 
 
 def test_they_are_read_from_the_folder_of_a_comparison(lines, settings, tmp_path):

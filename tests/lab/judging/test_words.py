@@ -121,12 +121,12 @@ def test_the_sentence_on_placebos_has_each_contrast_and_the_effect():
     assert re.match(
         r"g1: −0\.82 % \(95 % CI .*\) compared with none; −2\.86 % \(.*\) compared with its placebo", sentence
     )
-    assert sentence.endswith("compared with its placebo bma individually. The mechanism helps.")
+    assert sentence.endswith("compared with its placebo (bma) individually. The mechanism helps.")
     not_shown = effect_sentence(result, (worse, lost), effect_of(result, (worse, lost)), comparison)
-    assert "no estimate compared with its placebo lost" in not_shown
+    assert "no estimate compared with its placebo (lost)" in not_shown
     assert not_shown.endswith("The mechanism is not shown to help or to harm.")
     own = effect_sentence(result, (same,), effect_of(result, (same,)), comparison)
-    assert "its placebo none" not in own
+    assert "its placebo (none)" not in own
     assert own.endswith("At initialization it equals none, which is its placebo.")
     small = judge(margin=0.1)
     assert "helps, by less than the margin" in effect_sentence(small["g1"], (worse,), "helps", small)

@@ -186,9 +186,12 @@ def _settings(summary: Summary) -> Iterator[Check]:
 def _tuning(summary: Summary) -> Check:
     """List the settings of each variant, and check that no selected rate lies at an end of the grid."""
     chosen = {v.name: Counter((rate_of(record), start_of(record)) for record in v.records) for v in summary.variants}
-    words = "; ".join(f"{name} {_listed(settings)}" for name, settings in chosen.items())
+    names: dict[str, list[str]] = {}
+    for name, settings in chosen.items():
+        names.setdefault(_listed(settings), []).append(name)
+    words = "; ".join(f"{', '.join(own)}: {listed}" for listed, own in names.items())
     if summary.plan.settings:
-        return Check(name="Tuned earlier", state="note", detail=f"{summary.plan.settings}: {words}")
+        return Check(name="Tuned earlier", state="note", detail=f"{summary.plan.settings}. {words}")
     if not summary.plan.is_tuned:
         detail = f"{words}; --tune selects the best setting for each variant"
         return Check(name="Not tuned", state="note", detail=detail)
@@ -197,7 +200,7 @@ def _tuning(summary: Summary) -> Check:
     at_end = {name: sum(n for (lr, _), n in settings.items() if lr in ends) for name, settings in chosen.items()}
     counts = ", ".join(f"{name} in {n} of {summary.plan.num_seeds} seeds" for name, n in at_end.items() if n)
     advice = f". At an end of the grid, so a better rate may lie outside: {counts}" if counts else ""
-    detail = f"the same grid for all, searched for each seed on another seed. Selected: {words}{advice}"
+    detail = f"the same grid for all, searched for each seed on another seed. Selected for {words}{advice}"
     return Check(name="Tuned on the same grid", state="warning" if counts else "holds", detail=detail)
 
 

@@ -104,7 +104,7 @@ def effect_sentence(
         return ""
     control = comparison.control
     contrasts: list[tuple[str, VariantResult | PlaceboResult]] = [(control, variant)]
-    contrasts += [(f"its placebo {own.placebo} individually", own) for own in placebos if own.placebo != control]
+    contrasts += [(f"its placebo ({own.placebo}) individually", own) for own in placebos if own.placebo != control]
     parts = [f"{estimate_words(result, comparison)} compared with {other}" for other, result in contrasts]
     found = {"helps": "helps", "harms": "harms", "not shown": "is not shown to help or to harm"}[effect]
     if effect != "not shown" and variant.verdict == "equivalent":
