@@ -1,15 +1,17 @@
-"""Formatting of numbers and names."""
+"""Formatting of numbers, names and tables."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tidegate._json import finite
-from tidegate.report.page import CellValue, Column, Estimate
+from tidegate.report.page import CellValue, Column, Estimate, Map, Maps, Table
 
 _MOST_DIGITS = 6
+_STARTS_WITH_NUMBER = re.compile(r"[+\-\u2212±~≈<>≤≥ ]*\.?\d")
 
 
 def number_text(value: float | None, digits: int | None = None, *, signed: bool = False) -> str:
@@ -27,13 +29,6 @@ def number_text(value: float | None, digits: int | None = None, *, signed: bool 
     if not re.search("[1-9]", text):
         return text.removeprefix("-")
     return f"+{text}" if signed and value > 0 else text
-
-
-def cell_text(value: CellValue, column: Column) -> str:
-    """Return a cell of a table: text unchanged, numbers in the format of the column."""
-    if isinstance(value, str):
-        return value
-    return number_text(value, column.digits, signed=column.signed)
 
 
 def heading(column: Column) -> str:
@@ -76,3 +71,66 @@ def slug(title: str) -> str:
 
 def _decimals(value: float, *, significant: int) -> int:
     return min(max(significant - 1 - math.floor(math.log10(value)), 0), _MOST_DIGITS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A formatted cell."""
+
+    text: str
+    number: float | None
+    """None for text and empty cells."""
+    best: bool
+
+
+def format_rows(table: Table) -> list[list[Cell]]:
+    """Return the formatted cells of the table's rows."""
+    best = [_best(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
+    return [
+        [
+            Cell(
+                text=value if isinstance(value, str) else number_text(value, column.digits, signed=column.signed),
+                number=_number(value),
+                best=_number(value) is not None and value == top,
+            )
+            for value, column, top in zip(row, table.columns, best, strict=True)
+        ]
+        for row in table.rows
+    ]
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Return for each column whether all of its filled cells start with a number, as in `1.25 ± 0.01`."""
+    filled = [[row[place] for row in table.rows if row[place] not in (None, "")] for place in range(len(table.columns))]
+    return [
+        bool(values) and all(not isinstance(v, str) or _STARTS_WITH_NUMBER.match(v) for v in values)
+        for values in filled
+    ]
+
+
+def map_table(map_: Map, panel: Maps, *, digits: int) -> Table:
+    """Return a map as a table, with named rows and columns, or counted from 0."""
+    width = max(map(len, map_.values), default=0)
+    names = panel.column_names or tuple(map(str, range(width)))
+    columns = [Column(title=f"{panel.column_label} {name}", digits=digits) for name in names[:width]]
+    rows = tuple(
+        (
+            f"{panel.row_label} {panel.row_names[place] if panel.row_names else place}",
+            *row,
+            *[None] * (width - len(row)),
+        )
+        for place, row in enumerate(map_.values)
+    )
+    return Table(title=map_.label, columns=(Column(title=""), *columns), rows=rows)
+
+
+def _number(value: CellValue) -> float | None:
+    return None if isinstance(value, str) else finite(value)
+
+
+def _best(column: Column, values: list[CellValue]) -> float | None:
+    """Return the best number, if at least two differ."""
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    if column.better is None or len(set(numbers)) < 2:
+        return None
+    return min(numbers) if column.better == "low" else max(numbers)

@@ -17,13 +17,21 @@ from tidegate._files import write_content
 from tidegate._json import without_nan
 from tidegate._text import printable
 from tidegate.report.charts import palette_of
-from tidegate.report.formats import estimate_digits, estimate_text, heading, slug, typographic
+from tidegate.report.formats import (
+    estimate_digits,
+    estimate_text,
+    format_rows,
+    heading,
+    map_table,
+    numeric_columns,
+    slug,
+    typographic,
+)
 from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
 from tidegate.report.maps import color_scale, map_figures, map_size
 from tidegate.report.markdown import markdown_page
 from tidegate.report.page import Check, Page, Section
-from tidegate.report.tables import format_rows, map_table, numeric_columns
 
 if TYPE_CHECKING:
     from pathlib import Path

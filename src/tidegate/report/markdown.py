@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 
 from tidegate._text import printable
-from tidegate.report.formats import estimate_digits, estimate_text, heading
+from tidegate.report.formats import estimate_digits, estimate_text, format_rows, heading, numeric_columns
 from tidegate.report.page import Checks, Estimate, Page, Panel, Prose, Snippet, Table, Verdicts, Views
-from tidegate.report.tables import format_rows, numeric_columns
 
 _MARKS = {"holds": "✓ holds", "violated": "✗ **violated**", "warning": "⚠ warning", "note": "· note"}
 
