@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tidegate._validation import InputError
 from tidegate.lab.compare.presets import PresetName
@@ -77,29 +78,18 @@ def parse_grid(rates: str | None, starts: str | None, *, search: Search, chooses
         search: As in `Grid`.
         chooses: As in `Grid`.
     """
-    return Grid(
-        rates=GRID.rates if rates is None else _parse_rates(rates),
-        starts=GRID.starts if starts is None else _parse_starts(starts),
-        search=search,
-        chooses=chooses,
-    )
+    numbers = GRID.rates if rates is None else _parse_list("rates", rates, "different numbers above 0, such as 0.5,1,2")
+    expected = "different ones of fan-in, torch and standard deviations above 0, such as 0.02,fan-in,torch"
+    names = GRID.starts if starts is None else _parse_list("starts", starts, expected, "fan-in", "torch")
+    return Grid(rates=tuple(sorted(numbers)), starts=tuple(names), search=search, chooses=chooses)
 
 
-def _parse_rates(rates: str) -> tuple[float, ...]:
-    numbers = [_positive(rate) for rate in rates.split(",")]
-    known = sorted(number for number in numbers if number is not None)
-    if len(set(known)) < len(numbers):
-        raise InputError("rates", expected="different numbers above 0, such as 0.5,1,2", got=rates)
-    return tuple(known)
-
-
-def _parse_starts(starts: str) -> tuple[float | str, ...]:
-    names = (start.strip() for start in starts.split(","))
-    found = [name if name in ("fan-in", "torch") else _positive(name) for name in names]
-    if None in found or len(set(found)) < len(found):
-        expected = "different ones of fan-in, torch and standard deviations above 0, such as 0.02,fan-in,torch"
-        raise InputError("starts", expected=expected, got=starts)
-    return tuple(start for start in found if start is not None)
+def _parse_list(field: str, text: str, expected: str, *words: str) -> Sequence[Any]:
+    """Return comma-separated words and numbers above 0, all different."""
+    values = [part if part in words else _positive(part) for part in map(str.strip, text.split(","))]
+    if None in values or len(set(values)) < len(values):
+        raise InputError(field, expected=expected, got=text)
+    return values
 
 
 def _positive(text: str) -> float | None:
