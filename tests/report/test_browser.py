@@ -183,9 +183,9 @@ def test_the_theme_turns_charts_and_page_and_is_remembered(page):
     assert page.evaluate(CHART_INK) == light
 
 
-def brightness(colour):
+def brightness(color):
     """The mean of red, green and blue of `rgb(...)`."""
-    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+    return sum(map(int, re.findall(r"\d+", color)[:3])) / 3
 
 
 def test_the_points_of_a_chart_are_shown_as_a_table_on_request(page):
@@ -298,10 +298,10 @@ def test_a_page_of_records_is_not_empty_to_the_eye(opened, scheme, tmp_path):
     opened.page.screenshot(path=picture, full_page=True)
     with Image.open(picture) as image:
         width, height = image.size
-        colours = image.convert("RGB").getcolors(maxcolors=width * height)
+        colors = image.convert("RGB").getcolors(maxcolors=width * height)
     assert width == DESKTOP["width"]
     assert height > 3 * DESKTOP["height"]
-    assert len(colours) > 100
-    most, ground = max(colours)
+    assert len(colors) > 100
+    most, ground = max(colors)
     assert most < 0.99 * width * height
     assert (sum(ground) / 3 > 200) == (scheme == "light")

@@ -11,7 +11,7 @@ from tidegate.report.charts import palette_of
 from tidegate.report.html import embedded_json
 from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
-from tidegate.report.maps import colour_scale, map_figures, map_size
+from tidegate.report.maps import color_scale, map_figures, map_size
 from tidegate.report.page import Estimate, Intervals, Lines, Map, Maps, Page, Section, Series
 
 PAGE = comparison_page()
@@ -42,7 +42,7 @@ def page_of(*panels):
 
 
 @pytest.mark.parametrize("title", FIGURES)
-def test_plotly_knows_every_option_of_a_figure_and_the_style_sheet_its_colours(title):
+def test_plotly_knows_every_option_of_a_figure_and_the_style_sheet_its_colors(title):
     figure = FIGURES[title]
     assert go.Figure(data=figure["data"], layout=figure["layout"] | figure.get("narrow", {})).data
     style = resources.files("tidegate.report").joinpath("templates", "style.css").read_text()
@@ -51,7 +51,7 @@ def test_plotly_knows_every_option_of_a_figure_and_the_style_sheet_its_colours(t
     assert used <= set(re.findall(r"(--[\w-]+):", style))
 
 
-def test_a_group_has_one_colour_all_over_the_page():
+def test_a_group_has_one_color_all_over_the_page():
     seen = {}
     for panel in every_panel(PAGE):
         if panel.kind != "lines":
@@ -61,16 +61,16 @@ def test_a_group_has_one_colour_all_over_the_page():
             seen.setdefault(groups.get(trace.get("meta"), trace["legendgroup"]), set()).add(trace["line"]["color"])
     for trace in intervals_figure(intervals(), PALETTE)["data"]:
         seen[SPECIAL if trace["name"].startswith("wide") else trace["name"]].add(trace["line"]["color"])
-    colours = [seen[name] for name in VARIANTS]
-    assert all(len(colour) == 1 for colour in colours)
-    assert len(set.union(*colours)) == len(VARIANTS)
-    assert PALETTE.colour("none") == "var(--control)"
+    colors = [seen[name] for name in VARIANTS]
+    assert all(len(color) == 1 for color in colors)
+    assert len(set.union(*colors)) == len(VARIANTS)
+    assert PALETTE.color("none") == "var(--control)"
 
 
-def test_two_groups_never_share_both_colour_and_dash():
+def test_two_groups_never_share_both_color_and_dash():
     names = [f"variant {k}" for k in range(20)]
     palette = palette_of(page_of(intervals_of(*(Estimate(label=name, value=0.0) for name in names))))
-    assert len({(palette.colour(name), palette.dash(name)) for name in names}) == len(names)
+    assert len({(palette.color(name), palette.dash(name)) for name in names}) == len(names)
 
 
 def intervals_of(*items, margin=None):
@@ -201,7 +201,7 @@ def test_maps_share_one_scale():
     ],
 )
 def test_a_scale_holds_all_numbers_and_is_never_empty(panel, ends):
-    scale = colour_scale(panel)
+    scale = color_scale(panel)
     assert (scale.low, scale.high) == ends
 
 

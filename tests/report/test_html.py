@@ -123,7 +123,7 @@ def test_every_chart_has_a_name_and_a_description_in_words(document):
     assert all(chart["aria-label"] for chart in charts)
 
 
-def test_verdicts_are_words_beside_their_colours(document):
+def test_verdicts_are_words_beside_their_colors(document):
     badges = [span["text"] for span in document.all("span") if span.get("class", "").startswith("badge ")]
     (panel,) = [panel for panel in every_panel(PAGE) if isinstance(panel, Verdicts)]
     assert badges == [item.verdict for item in panel.items]

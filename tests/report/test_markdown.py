@@ -43,7 +43,7 @@ def test_names_are_shown_as_they_are():
 def test_verdicts_come_with_word_sentence_and_interval_and_checks_with_their_state():
     assert r"- **g1** — **better**: Ends 2.0 % lower" in TEXT
     assert r"(-0.0312 \[-0.0371, -0.0253\] nats/byte)" in TEXT
-    assert "*The rule.* Differences to the control" in TEXT
+    assert "*Rule.* Differences to the control" in TEXT
     assert "- ✗ **violated**: **Equal parameters**" in TEXT
     assert "- ✓ holds: **Same data order**" in TEXT
     assert "> **Caution.** Only one size was run." in TEXT

@@ -268,7 +268,6 @@ def _resources(cpus: int | None, gpus: int | None, processes: int | None) -> Run
 def _print_summary(console: Console, summary: Summary) -> None:
     from tidegate.lab.compare.answer import answer
     from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
-    from tidegate.lab.compare.forecast import seeds_for_a_verdict
 
     table = new_table("Loss on held-out data (nats)")
     metrics = () if summary.metric is None else (_METRICS[summary.metric],)
@@ -284,8 +283,6 @@ def _print_summary(console: Console, summary: Summary) -> None:
     for variant in summary.variants:
         if variant.effect_sentence:
             console.print(variant.effect_sentence, soft_wrap=True)
-    if advice := seeds_for_a_verdict(summary):
-        console.print(advice, soft_wrap=True)
     for sentence in violations_in_words(fairness_checks(summary)):
         console.print(sentence, soft_wrap=True)
 

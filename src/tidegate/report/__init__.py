@@ -1,4 +1,4 @@
-"""Pages: panels in, one HTML file that needs no network out, with a Markdown and a JSON twin beside it."""
+"""Pages: panels in; a self-contained HTML file, the same page in Markdown, and its data in JSON out."""
 
 from tidegate.report.html import html_page, write_page
 from tidegate.report.markdown import markdown_page

@@ -1,7 +1,7 @@
-"""What all charts share: layout, axes, lines, and one color for each group of a page.
+"""Common parts of all charts: layout, axes, lines, and one color for each group of a page.
 
-Figures are plain JSON objects as plotly.js takes them. Colors are CSS variables of `style.css`, which the page looks up
-when it draws, in light or dark.
+Figures are JSON objects for plotly.js. Colors are CSS variables of `style.css`, resolved when the page is drawn in its
+light or dark theme.
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ from tidegate._json import finite
 from tidegate.report.page import Intervals, Lines, Numbers, Page, Single, Verdicts, Views
 
 Figure: TypeAlias = dict[str, Any]
-"""`data` and `layout`, as plotly.js takes them, without a width: the page gives each chart its own.
-
-`narrow`, where it is there, holds what of the layout is different on a phone.
-"""
+"""`data` and `layout` for plotly.js, without a width, which the page sets; `narrow` optionally overrides the layout on
+narrow screens."""
 
 
 def label(text: str) -> str:
-    """Return text for plotly, which would read tags, entities and templates in it."""
+    """Return text with plotly's tags, entities and templates escaped."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("%{", "%\u200b{")
 
 
 def plot_numbers(values: Numbers) -> list[float | None]:
-    """Return numbers to the seven digits that a chart can show; None where there is none."""
+    """Return numbers rounded to seven significant digits; None if they are not finite."""
     return [None if (number := finite(value)) is None else float(f"{number:.7g}") for value in values]
 
 
 def base_layout(*, height: int) -> dict[str, Any]:
-    """Return the layout that all charts share."""
+    """Return the common layout of all charts."""
     return {
         "height": height,
         "margin": {"l": 8, "r": 14, "t": 28, "b": 8, "pad": 0},
@@ -50,7 +48,7 @@ def base_layout(*, height: int) -> dict[str, Any]:
 
 
 def axis(*, title: str = "", **options: Any) -> dict[str, Any]:
-    """Return a quiet axis: hairlines, its labels inside the chart's own width."""
+    """Return an axis with thin lines and automatic margins."""
     return {
         "title": {"text": label(title), "standoff": 8, "font": {"size": 12}},
         "automargin": True,
@@ -64,12 +62,12 @@ def axis(*, title: str = "", **options: Any) -> dict[str, Any]:
 
 
 def horizontal_line(y: float) -> dict[str, Any]:
-    """Return a line across the chart."""
+    """Return a horizontal line across the chart."""
     return _line(x0=0, x1=1, xref="paper", y0=y, y1=y, yref="y")
 
 
 def vertical_line(x: float, *, dash: str = "solid") -> dict[str, Any]:
-    """Return a line from bottom to top."""
+    """Return a vertical line across the chart."""
     return _line(x0=x, x1=x, xref="x", y0=0, y1=1, yref="paper", dash=dash)
 
 
@@ -85,42 +83,42 @@ def _line(*, dash: str = "solid", **place: Any) -> dict[str, Any]:
 SEQUENTIAL = tuple(f"var(--sequential-{stop})" for stop in range(5))
 DIVERGING = tuple(f"var(--diverging-{stop})" for stop in range(5))
 
-_COLOURS = 7
+_COLORS = 7
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Palette:
-    """The colours of a page's groups."""
+    """The colors of the groups of a page."""
 
     places: Mapping[str, int | None]
-    """For each group its place in the order of colours; None for a control."""
+    """Index of each group in the order of colors; None for a baseline."""
 
     def __contains__(self, group: str) -> bool:
         return group in self.places
 
-    def colour(self, group: str) -> str:
-        """Return a CSS variable; neutral ink for the control and for what is no group of the page."""
+    def color(self, group: str) -> str:
+        """Return a CSS variable, neutral for the baseline and unknown groups."""
         place = self.places.get(group)
-        return "var(--control)" if place is None else f"var(--group-{place % _COLOURS})"
+        return "var(--control)" if place is None else f"var(--group-{place % _COLORS})"
 
     def dash(self, group: str, turn: int = 0) -> str:
-        """Return the dash of a group's bold line number `turn`; colours that are used again come with another dash."""
+        """Return the dash of a group's bold line number `turn`; groups of equal color have different dashes."""
         place = self.places.get(group) or 0
-        return _DASHES[(place // _COLOURS + turn) % len(_DASHES)]
+        return _DASHES[(place // _COLORS + turn) % len(_DASHES)]
 
 
 def palette_of(page: Page) -> Palette:
-    """Return colours in the order in which verdicts and curves name their groups; a verdict's control has none."""
+    """Return colors in the order of the groups in verdicts, intervals and curves; the baseline is neutral."""
     panels: list[Single] = []
     for section in page.sections:
         for panel in section.panels:
             panels += [view.panel for view in panel.views] if isinstance(panel, Views) else [panel]
-    # Verdicts name the variants in the page's order; other intervals may show a few of them.
+    # Verdicts list all variants in order; intervals may list only some.
     estimates = [item for panel in panels if isinstance(panel, Verdicts) for item in panel.items]
     estimates += [item for panel in panels if isinstance(panel, Intervals) for item in panel.items]
     groups = [series.group for panel in panels if isinstance(panel, Lines) for series in panel.series]
     controls = {item.label for item in estimates if item.verdict == "control"}
     names = dict.fromkeys([*(item.label for item in estimates), *groups])
-    coloured = [name for name in names if name not in controls]
-    return Palette(places={**dict.fromkeys(controls), **{name: place for place, name in enumerate(coloured)}})
+    colored = [name for name in names if name not in controls]
+    return Palette(places={**dict.fromkeys(controls), **{name: place for place, name in enumerate(colored)}})

@@ -1,4 +1,4 @@
-"""The page in HTML: one file, with everything that it needs inside; and on disk, with its twins."""
+"""The page as a self-contained HTML file, written with its Markdown and JSON versions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,21 @@ from tidegate._files import write_content
 from tidegate._json import without_nan
 from tidegate._text import printable
 from tidegate.report.charts import palette_of
-from tidegate.report.formats import estimate_digits, estimate_text, heading, slug, typographic
+from tidegate.report.formats import (
+    estimate_digits,
+    estimate_text,
+    format_rows,
+    heading,
+    map_table,
+    numeric_columns,
+    slug,
+    typographic,
+)
 from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
-from tidegate.report.maps import colour_scale, map_figures, map_size
+from tidegate.report.maps import color_scale, map_figures, map_size
 from tidegate.report.markdown import markdown_page
 from tidegate.report.page import Check, Page, Section
-from tidegate.report.tables import format_rows, map_table, numeric_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +39,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PLAIN_DATA = 400_000
-"""Data of more letters than this are compressed in the page."""
+"""Longer data is compressed in the page."""
 
 
 def html_page(page: Page) -> str:
-    """Render the page as one HTML document that fetches nothing: its policy forbids it, and names the scripts."""
+    """Return the page as one HTML document. Its Content-Security-Policy forbids requests and other scripts."""
     scripts = {name: _part(f"{name}.js") for name in ("theme", "charts", "page")} | {"plotly": _plotly()}
     policy = " ".join(script_hash(scripts[name]) for name in ("theme", "plotly", "charts", "page"))
     sections: list[tuple[str, Section]] = []
@@ -65,8 +73,8 @@ def html_page(page: Page) -> str:
 def write_page(page: Page, folder: Path) -> Path:
     """Write `report.html`, `report.md` and `results.json` into a folder, and return the path of the first.
 
-    The folder is made if it is missing. All three are rendered before any is written. Each is written beside its place
-    and then moved there, so that nobody ever reads half a file.
+    The folder is created if it is missing. All files are rendered before any is written, and each replaces the old one
+    atomically.
     """
     texts = {
         "results.json": json_text(page.data) + "\n",
@@ -80,29 +88,29 @@ def write_page(page: Page, folder: Path) -> Path:
 
 
 def json_text(value: Any) -> str:
-    """Write any JSON value as text; nan and infinities, which JSON does not have, become null."""
+    """Return a JSON value as text; nan and infinities become null."""
     return printable(json.dumps(without_nan(value), allow_nan=False, ensure_ascii=False, indent=1))
 
 
 def embedded_json(value: Any) -> str:
-    """JSON for a script element of a data type: the same value, without the letters that HTML would read."""
+    """Return a JSON value as text for a script element, with HTML characters escaped."""
     text = json.dumps(without_nan(value), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def compress_text(text: str) -> str:
-    """Compress text by gzip and base64; the same text gives the same result."""
+    """Return text compressed by gzip in base64; the same text gives the same result."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def script_hash(source: str) -> str:
-    """A script's name in a Content-Security-Policy: only scripts that are named there run."""
+    """Return a script's hash for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 @cache
 def _environment() -> Environment:
-    # Import late, here and below: worker processes build pages without drawing them.
+    # Imported late, like plotly below: worker processes build pages without rendering them.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -116,7 +124,7 @@ def _environment() -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Spell what would steer a terminal, or turn text around; markup, such as the scripts, stays as it is."""
+    """Escape control characters of plain text; markup, such as the scripts, stays unchanged."""
     return printable(value) if type(value) is str else value
 
 
@@ -133,13 +141,13 @@ def _part(name: str) -> str:
 
 
 def _tally(items: Sequence[Check]) -> list[tuple[str, int]]:
-    """Return how many checks are in each state, the bad ones first."""
+    """Return the number of checks in each state, violations first."""
     counts = Counter(item.state for item in items)
     return [(state, counts[state]) for state in ("violated", "warning", "holds", "note") if counts[state]]
 
 
 def _pieces(text: str) -> list[tuple[bool, str]]:
-    """Split the text at backticks; each piece comes with whether it is code."""
+    """Split text at backticks, into pairs of whether a piece is code and its text."""
     pieces = re.split(r"`([^`]+)`", text)
     return [(place % 2 == 1, piece) for place, piece in enumerate(pieces) if piece]
 
@@ -147,7 +155,7 @@ def _pieces(text: str) -> list[tuple[bool, str]]:
 _FUNCTIONS = {
     function.__name__.removeprefix("_"): function
     for function in (
-        colour_scale,
+        color_scale,
         embedded_json,
         estimate_digits,
         estimate_text,
@@ -164,4 +172,4 @@ _FUNCTIONS = {
         typographic,
     )
 }
-"""Functions that the templates call."""
+"""Functions for the templates."""

@@ -11,26 +11,26 @@ from tidegate.report.formats import estimate_digits, estimate_text, typographic
 from tidegate.report.page import Estimate, Intervals
 
 _ROW = 46
-"""Pixels for one estimate: its words above, its interval below."""
+"""Pixels per estimate: its text above, its interval below."""
 _TALL_ROW = 64
-"""The same where its numbers stand below it."""
+"""The same if its numbers are below the interval."""
 _HALF_BAND = 0.17
-"""Of a row: the band ends where the words begin."""
+"""Half-width of the margin's band, as a share of a row."""
 _LONGEST = 26
-"""Letters of a name that fit beside its numbers on a phone."""
+"""Characters of a name that fit beside its numbers on a phone."""
 
 
 def intervals_figure(panel: Intervals, palette: Palette) -> Figure:
-    """Draw the panel as a figure: names and numbers stand above their interval, so that it needs no margin."""
+    """Return the figure of the panel; names and numbers are above the intervals, so it needs no side margin."""
     items, digits = panel.items, estimate_digits(panel.items)
     margin = panel.margin or 0.0
     start, stop = _extent(items, margin)
     pad = 0.04 * ((stop - start) or 1.0)
     words = [note for row, item in enumerate(items) for note in _words(item, row, digits)]
-    # Numbers stand below their interval on screens too narrow for names and numbers side by side.
+    # On narrow screens numbers are below their interval.
     narrow = [note if note["xanchor"] == "left" else {**note, "yanchor": "top", "yshift": -5} for note in words]
     fill = {"fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"}
-    # A piece of the band behind each interval; the words between them stay free of it.
+    # A piece of the band behind each interval, without the text between them.
     bands = [
         {"type": "rect", "x0": -margin, "x1": margin, "y0": row - _HALF_BAND, "y1": row + _HALF_BAND, **fill}
         for row in range(len(items))
@@ -68,7 +68,7 @@ def _extent(items: Sequence[Estimate], margin: float = 0.0) -> tuple[float, floa
 
 
 def _trace(item: Estimate, row: int, palette: Palette, digits: int) -> dict[str, Any]:
-    colour = palette.colour(item.label)
+    color = palette.color(item.label)
     x = plot_numbers((item.low, item.value, item.high))
     return {
         "type": "scatter",
@@ -76,8 +76,8 @@ def _trace(item: Estimate, row: int, palette: Palette, digits: int) -> dict[str,
         "x": x,
         "y": [row] * 3,
         "mode": "lines+markers",
-        "line": {"color": colour, "width": 2.4},
-        "marker": {"color": colour, "size": [1, 10, 1], "opacity": 1, "line": {"width": 0}},
+        "line": {"color": color, "width": 2.4},
+        "marker": {"color": color, "size": [1, 10, 1], "opacity": 1, "line": {"width": 0}},
         "hovertemplate": label(f"{item.label}: {typographic(estimate_text(item, digits))}") + "<extra></extra>",
     }
 

@@ -1,4 +1,4 @@
-"""Curves: bands at the back, then the faint lines, then the bold ones."""
+"""Line charts: bands, then thin lines, then bold lines."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _HEIGHT = 370
 _MOST_TICKS = 12
 _FEW_TICKS = 9
 _TICK_RATIO = 1.4
-"""Up to so many values of a logarithmic axis, at least by this factor apart, each have their own tick."""
+"""Up to `_FEW_TICKS` values of a logarithmic axis have their own ticks, if each is larger by at least this factor."""
 _FEW_POINTS = 14
-"""Up to so many points a line shows them."""
+"""Lines with more points have no markers."""
 _LEGEND = {
     "orientation": "h",
     "x": 0,
@@ -41,11 +41,10 @@ _LEGEND = {
 
 
 def lines_figure(panel: Lines, palette: Palette) -> Figure:
-    """Draw the panel as a figure. Only bold lines are in the legend, and a click there hides their whole group."""
+    """Return the figure of the panel. Only bold lines are in the legend; a click there hides their group."""
     bold = [series for series in panel.series if not series.faint]
     traces = [_band(series, palette) for series in panel.series if series.low is not None and series.high is not None]
-    # Nobody can point at faint lines, and a trace of each is slow: one trace for the lines of a group, and one for its
-    # single points.
+    # A trace for each thin line is slow: one for all lines of a group, and one for its single points.
     faint: dict[tuple[str, bool], list[Series]] = {}
     for series in panel.series:
         if series.faint:
@@ -74,7 +73,7 @@ def _layout(panel: Lines, bold: list[Series]) -> dict[str, Any]:
         "annotations": [_y_label(panel.y_label), *_marker_label(panel)],
         "showlegend": has_legend,
         "legend": _LEGEND,
-        # A legend makes room for itself above the axis' label.
+        # The legend adds its own margin above the axis label.
         "margin": {"l": 8, "r": 14, "t": 0 if has_legend else 26, "b": 8},
     }
 
@@ -82,7 +81,7 @@ def _layout(panel: Lines, bold: list[Series]) -> dict[str, Any]:
 def _x_axis(panel: Lines) -> dict[str, Any]:
     values = [series.x for series in panel.series]
     numbers = {x for series in values for x in series if x is not None}
-    # Tokens and FLOPs are read in millions and tera; small numbers would become micro and nano.
+    # SI prefixes for tokens and FLOPs; small numbers would become micro and nano.
     is_large = any(x >= 1e4 for x in numbers)
     options = axis(
         title=panel.x_label,
@@ -94,7 +93,7 @@ def _x_axis(panel: Lines) -> dict[str, Any]:
         spikedash="dot",
         spikethickness=-1,
     )
-    # A few numbered things, such as layers: there is nothing between two of them.
+    # A few integers, such as layers: no ticks between them.
     is_count = bool(numbers) and all(x == round(x) for x in numbers) and max(numbers) - min(numbers) <= _MOST_TICKS
     if is_count and not panel.log_x:
         options["dtick"] = 1
@@ -107,15 +106,15 @@ def _scale(values: list[Numbers], *, logarithmic: bool) -> dict[str, Any]:
         ticks = log_ticks(numbers)
         return {"type": "log", "tickvals": ticks, "ticktext": [tick_text(tick) for tick in ticks]}
     known = [value for value in map(finite, numbers) if value is not None]
-    # What is counted from zero, and begins near it, is shown from zero.
+    # Positive values that start near zero are shown from zero.
     return {"rangemode": "tozero"} if known and 0 <= min(known) < 0.1 * max(known) else {}
 
 
 def log_ticks(values: Iterable[float | None]) -> list[float]:
-    """Return the ticks of a logarithmic axis over these values; those that are not positive have no place on it.
+    """Return the ticks of a logarithmic axis for the positive ones of these values.
 
-    Plotly's own are powers of ten, too few for a narrow range. A few different values are their own ticks; a narrow
-    range has round numbers at equal steps, a wider one 1, 2 and 5 in each decade, a wide one powers of ten.
+    Plotly's are powers of ten, too few for a narrow range. A few different values are their own ticks; a narrow range
+    has round numbers at equal steps, a wider range 1, 2 and 5 in each decade, a wide range powers of ten.
     """
     numbers = sorted({value for value in values if value is not None and 0 < value < math.inf})
     apart = all(high >= _TICK_RATIO * low for low, high in pairwise(numbers))
@@ -134,7 +133,7 @@ def log_ticks(values: Iterable[float | None]) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """Return the text of a tick: separators up to ten thousand, then k, M, G, T, P, E."""
+    """Return a tick label: with separators up to ten thousand, then with k, M, G, T, P, E."""
     if not 1e4 <= abs(value) < 1e21:
         return f"{value:,.4g}" if 1e-4 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
     power = math.floor(math.log10(abs(value)) / 3)
@@ -156,12 +155,12 @@ def _y_label(text: str) -> dict[str, Any]:
 
 
 def _marker_label(panel: Lines) -> Iterator[dict[str, Any]]:
-    """Label the marker, towards the middle of the chart."""
+    """Yield the marker's label, on the side of the chart's middle."""
     if panel.marker is None or not panel.marker_label:
         return
     known = [panel.marker, *(x for series in panel.series for x in series.x if x is not None)]
     if panel.log_x:
-        # Plotly counts the places of words by powers of ten there.
+        # Plotly places annotations of a logarithmic axis by exponent.
         known = [math.log10(x) for x in known if x > 0]
     right = 2 * known[0] > min(known) + max(known)
     yield {
@@ -178,7 +177,7 @@ def _marker_label(panel: Lines) -> Iterator[dict[str, Any]]:
 
 
 def _faint(lines: list[Series], palette: Palette) -> dict[str, Any]:
-    """Return one trace of all these lines, separated by None."""
+    """Return a single trace of these lines, separated by None."""
     first = lines[0]
     x, y = list(first.x), list(first.y)
     for series in lines[1:]:
@@ -187,8 +186,8 @@ def _faint(lines: list[Series], palette: Palette) -> dict[str, Any]:
     return {
         **_trace(Series(label=first.group, group=first.group, x=tuple(x), y=tuple(y))),
         "mode": "lines" if len(first.x) > 1 else "markers",
-        "line": {"color": palette.colour(first.group), "width": 1},
-        "marker": {"color": palette.colour(first.group), "size": 4},
+        "line": {"color": palette.color(first.group), "width": 1},
+        "marker": {"color": palette.color(first.group), "size": 4},
         "opacity": 0.28,
         "hoverinfo": "skip",
         "showlegend": False,
@@ -196,12 +195,12 @@ def _faint(lines: list[Series], palette: Palette) -> dict[str, Any]:
 
 
 def _bold(series: Series, palette: Palette, turn: int) -> dict[str, Any]:
-    colour = palette.colour(series.group)
+    color = palette.color(series.group)
     return {
         **_trace(series),
         "mode": "lines" if len(series.x) > _FEW_POINTS else "lines+markers",
-        "line": {"color": colour, "width": 2.4, "dash": palette.dash(series.group, turn)},
-        "marker": {"color": colour, "size": 6},
+        "line": {"color": color, "width": 2.4, "dash": palette.dash(series.group, turn)},
+        "marker": {"color": color, "size": 6},
         "showlegend": True,
     }
 
@@ -219,7 +218,7 @@ def _trace(series: Series) -> dict[str, Any]:
 
 
 def _band(series: Series, palette: Palette) -> dict[str, Any]:
-    """Return the band as a closed outline of each stretch without gaps, separated by None."""
+    """Return the band as closed outlines of the stretches without gaps, separated by None."""
     x: list[float | None] = []
     y: list[float | None] = []
     stretch: list[tuple[float, float, float]] = []
@@ -239,8 +238,8 @@ def _band(series: Series, palette: Palette) -> dict[str, Any]:
         "x": plot_numbers(tuple(x)),
         "y": plot_numbers(tuple(y)),
         "fill": "toself",
-        "fillcolor": palette.colour(series.group),
-        "line": {"width": 0, "color": palette.colour(series.group)},
+        "fillcolor": palette.color(series.group),
+        "line": {"width": 0, "color": palette.color(series.group)},
         "mode": "lines",
         "opacity": 0.14,
         "hoverinfo": "skip",

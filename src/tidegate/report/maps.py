@@ -1,4 +1,4 @@
-"""Matrices as small multiples: one figure each, all on one colour scale."""
+"""Heatmaps as small multiples on one color scale."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tidegate.report.formats import number_text, scale_digits, typographic
 from tidegate.report.page import Map, Maps
 
 _COLUMNS_WITH_TEXT = 6
-"""Up to so many columns the cells are wide enough to show their numbers."""
+"""With more columns, cells are too narrow for their numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ColourScale:
-    """The scale that a panel's maps share."""
+class ColorScale:
+    """The color scale of a panel."""
 
     low: float
     high: float
@@ -28,10 +28,10 @@ class ColourScale:
         return typographic(number_text(value, self.digits))
 
 
-def colour_scale(panel: Maps) -> ColourScale:
-    """Return the scale, its ends from the panel or from its numbers; zero is the middle of a diverging scale.
+def color_scale(panel: Maps) -> ColorScale:
+    """Return the color scale, with ends from the panel or its values; zero is the middle of a diverging scale.
 
-    Without any number it runs from 0 to 1, and around a single number by a half to each side.
+    Without values it runs from 0 to 1; around a single value it extends by a half to each side.
     """
     cells = [finite(value) for map_ in panel.maps for row in map_.values for value in row]
     numbers = [cell for cell in cells if cell is not None]
@@ -43,24 +43,24 @@ def colour_scale(panel: Maps) -> ColourScale:
     if low == high:
         low, high = low - 0.5, high + 0.5
     stops = DIVERGING if panel.diverging else SEQUENTIAL
-    return ColourScale(low=low, high=high, stops=stops, digits=scale_digits(low, high))
+    return ColorScale(low=low, high=high, stops=stops, digits=scale_digits(low, high))
 
 
 def map_size(panel: Maps) -> Literal["small", "medium", "large"]:
-    """Return how much room each map wants, by the columns of the widest."""
+    """Return the size of each map, by the columns of the widest."""
     columns = max((len(row) for map_ in panel.maps for row in map_.values), default=0)
-    # Names of columns are longer than their numbers.
+    # Column names are wider than numbers.
     columns += 4 * bool(panel.column_names)
     return "small" if columns <= 4 else "medium" if columns <= 8 else "large"
 
 
 def map_figures(panel: Maps) -> list[Figure]:
     """Return a figure for each map; rows run downwards."""
-    scale = colour_scale(panel)
+    scale = color_scale(panel)
     return [_figure(map_, panel, scale) for map_ in panel.maps]
 
 
-def _figure(map_: Map, panel: Maps, scale: ColourScale) -> Figure:
+def _figure(map_: Map, panel: Maps, scale: ColorScale) -> Figure:
     rows, columns = len(map_.values), max(map(len, map_.values), default=0)
     cell_height = 34 if rows <= 6 else 24 if rows <= 12 else 18
     return {
@@ -76,9 +76,9 @@ def _figure(map_: Map, panel: Maps, scale: ColourScale) -> Figure:
     }
 
 
-def _heatmap(map_: Map, panel: Maps, scale: ColourScale, columns: int) -> dict[str, Any]:
+def _heatmap(map_: Map, panel: Maps, scale: ColorScale, columns: int) -> dict[str, Any]:
     number = f"%{{z:.{scale.digits}f}}"
-    # The names on the axes stand for the numbers of rows and columns.
+    # Names of rows and columns replace their numbers.
     row, column = ("%{customdata[0]}", "%{customdata[1]}") if panel.row_names else ("%{y}", "%{x}")
     place = f"{label(panel.row_label)} {row}, {label(panel.column_label)} {column}"
     names = [[[label(row), label(column)] for column in panel.column_names] for row in panel.row_names]
@@ -89,7 +89,7 @@ def _heatmap(map_: Map, panel: Maps, scale: ColourScale, columns: int) -> dict[s
         "z": [plot_numbers(row) for row in map_.values],
         "zmin": scale.low,
         "zmax": scale.high,
-        "colorscale": [[stop / last, colour] for stop, colour in enumerate(scale.stops)],
+        "colorscale": [[stop / last, color] for stop, color in enumerate(scale.stops)],
         "showscale": False,
         "xgap": 1.5,
         "ygap": 1.5,

@@ -1,4 +1,4 @@
-"""The page in Markdown: the same words and tables. Charts are told in words; their numbers are in `results.json`."""
+"""The page in Markdown: the same text and tables, and the text alternatives of charts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterator
 
 from tidegate._text import printable
-from tidegate.report.formats import estimate_digits, estimate_text, heading
+from tidegate.report.formats import estimate_digits, estimate_text, format_rows, heading, numeric_columns
 from tidegate.report.page import Checks, Estimate, Page, Panel, Prose, Snippet, Table, Verdicts, Views
-from tidegate.report.tables import format_rows, numeric_columns
 
 _MARKS = {"holds": "✓ holds", "violated": "✗ **violated**", "warning": "⚠ warning", "note": "· note"}
 
 
 def markdown_page(page: Page) -> str:
-    """Render the page as GitHub's Markdown. Text is shown as it is, apart from `code` between backticks."""
+    """Return the page in GitHub Markdown. Text is escaped, except `code` between backticks."""
     blocks = [f"# {_text(page.title)}", _text(page.summary)]
     for section in page.sections:
         blocks += [f"## {_text(section.title)}", _text(section.lead)]
@@ -34,7 +33,9 @@ def _blocks(panel: Panel, level: int) -> Iterator[str]:
                 yield f"**{_text(view.label)}**"
                 yield from _blocks(view.panel, level + 1)
         case Verdicts():
-            yield from _verdicts(panel)
+            digits = estimate_digits(panel.items)
+            yield "\n".join(_verdict(item, digits, panel.unit) for item in panel.items)
+            yield f"*Rule.* {_text(panel.rule)}" if panel.rule else ""
         case Table():
             yield _table(panel)
             yield _text(panel.note)
@@ -50,13 +51,6 @@ def _blocks(panel: Panel, level: int) -> Iterator[str]:
             yield f"{fence}text\n{printable(panel.text.rstrip())}\n{fence}"
         case _:
             yield _text(panel.alternative)
-
-
-def _verdicts(panel: Verdicts) -> Iterator[str]:
-    digits = estimate_digits(panel.items)
-    yield "\n".join(_verdict(item, digits, panel.unit) for item in panel.items)
-    if panel.rule:
-        yield f"*The rule.* {_text(panel.rule)}"
 
 
 def _verdict(item: Estimate, digits: int, unit: str) -> str:
@@ -80,9 +74,9 @@ def _table(table: Table) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text on one line, without the letters that Markdown or a terminal would read; code stays code."""
+    """Return text on one line, with Markdown and terminal control characters escaped, except in code."""
     pieces = re.split(r"(`[^`]+`)", printable(" ".join(text.split())))
-    # In a table even code needs its bars escaped; outside one the backslash would show.
+    # In tables, bars are escaped even in code.
     is_code = (place % 2 == 1 and "|" not in piece for place, piece in enumerate(pieces))
     return "".join(piece if code else _escape(piece) for piece, code in zip(pieces, is_code, strict=True))
 
@@ -91,6 +85,6 @@ def _escape(piece: str) -> str:
     piece = re.sub(r"([\\`*\[\]<>|$~])", r"\\\1", piece)
     piece = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", piece)
     piece = re.sub(r"&(?=#?\w+;)", r"\\&", piece)
-    # What would begin a heading or a list.
+    # Headings and lists.
     piece = re.sub(r"^(#|[+-](?= ))", r"\\\1", piece)
     return re.sub(r"^(\d+)(?=[.)] )", r"\1\\", piece)

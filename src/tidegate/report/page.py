@@ -1,6 +1,6 @@
-"""What a page shows, as data: every page is a list of these.
+"""The contents of a page as data: sections of panels.
 
-Whoever has something to show builds panels; `tidegate.report` draws them and knows nothing else.
+Callers build panels; the other modules of `tidegate.report` only render them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate._verdict import VerdictWord
 CheckState: TypeAlias = Literal["holds", "violated", "warning", "note"]
 CellValue: TypeAlias = float | str | None
 Numbers: TypeAlias = tuple[float | None, ...]
-"""None where there is no number: a gap in a curve, an empty cell of a map."""
+"""None is a gap in a curve or an empty cell of a map."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,17 +25,17 @@ class Estimate:
 
     label: str
     value: float | None
-    """None where nothing could be estimated."""
+    """None if there is no estimate."""
     low: float | None = None
     high: float | None = None
     verdict: VerdictWord | None = None
     sentence: str = ""
-    """What it means, in words a reader can quote."""
+    """The result in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdicts:
-    """One line for each variant, and the rule by which it was judged."""
+    """One line for each variant, and the rule of the verdicts."""
 
     items: tuple[Estimate, ...]
     rule: str
@@ -46,15 +46,15 @@ class Verdicts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intervals:
-    """Estimates with their intervals, one below another, around a line at zero."""
+    """A forest plot: estimates with their intervals, one below another, and a line at zero."""
 
     title: str
     alternative: str
-    """The picture in words, for who cannot see it."""
+    """Text alternative of the chart."""
     x_label: str
     items: tuple[Estimate, ...]
     margin: float | None = None
-    """Half the width of the band around zero inside which a difference does not matter."""
+    """Half-width of the band of irrelevant differences around zero."""
     kind: Literal["intervals"] = "intervals"
 
 
@@ -65,17 +65,17 @@ class Column:
     title: str
     unit: str = ""
     digits: int | None = None
-    """Decimals of its numbers; None writes whole numbers with separators, and text as it is."""
+    """Decimals of its numbers; None formats integers with separators and other numbers with four digits."""
     signed: bool = False
-    """Whether positive numbers carry a plus."""
+    """Whether positive numbers have a plus sign."""
     help: str = ""
     better: Literal["low", "high"] | None = None
-    """Which end is the good one, if either is."""
+    """Whether low or high numbers are better, if either."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows of numbers and words, to be sorted and copied."""
+    """A sortable table of numbers and text."""
 
     title: str
     columns: tuple[Column, ...]
@@ -86,36 +86,35 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One line of a chart. Series of one group have one colour, the same all over a page."""
+    """One line of a chart. A group has the same color on the whole page."""
 
     label: str
     group: str
     x: Numbers
     y: Numbers
     faint: bool = False
-    """Whether it is one of several that a bold line sums up; it is left out of the legend."""
+    """Whether it is one of several lines that a bold line summarizes; thin lines are not in the legend."""
     low: Numbers | None = None
     high: Numbers | None = None
-    """A band around the line."""
+    """Ends of a band around the line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lines:
-    """Curves over one axis."""
+    """A line chart."""
 
     title: str
-    """What to see in it."""
     alternative: str
     x_label: str
     y_label: str
-    """Labels end in the unit."""
+    """Labels end with the unit."""
     series: tuple[Series, ...]
     log_x: bool = False
     log_y: bool = False
     zero_line: bool = False
-    """Whether a line at zero is drawn: for differences."""
+    """Whether to draw a line at zero, for differences."""
     marker: float | None = None
-    """An x at which something changes, drawn as a vertical line."""
+    """Position of a vertical line."""
     marker_label: str = ""
     kind: Literal["lines"] = "lines"
 
@@ -126,12 +125,12 @@ class Map:
 
     label: str
     values: tuple[Numbers, ...]
-    """Row by row."""
+    """By row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Maps:
-    """Matrices side by side on one colour scale, such as layer × head for each variant."""
+    """Heatmaps on one color scale, such as layer × head for each variant."""
 
     title: str
     alternative: str
@@ -141,26 +140,26 @@ class Maps:
     maps: tuple[Map, ...]
     row_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
-    """What rows and columns are called; if empty they are counted from 0."""
+    """Names of rows and columns; if empty, they are counted from 0."""
     low: float | None = None
     high: float | None = None
-    """Ends of the colour scale; None takes them from the numbers."""
+    """Ends of the color scale; None takes them from the values."""
     diverging: bool = False
-    """Whether zero is the middle of the scale."""
+    """Whether zero is the middle of the color scale."""
     kind: Literal["maps"] = "maps"
 
 
 def layer_head_maps(
     title: str, name: str, maps: Mapping[str, Sequence[Numbers]], *, when: str = "", from_zero: bool = True
 ) -> Maps:
-    """Return maps of one quantity by layer and head, one for each label; cells are empty where a layer has fewer heads.
+    """Return heatmaps of one quantity by layer and head, one per label; missing heads are empty cells.
 
     Args:
         title: Of the panel.
         name: Of the quantity.
-        maps: Rows by layer, a number for each head.
-        when: Added to the description, as in ", at the end of the training".
-        from_zero: Whether 0 is the lower end of the colour scale.
+        maps: For each label, rows by layer with a number for each head.
+        when: Suffix of the description, as in ", at the end of training".
+        from_zero: Whether the color scale starts at 0.
     """
     width = {label: max(map(len, rows)) for label, rows in maps.items()}
     means = "; ".join(
@@ -182,19 +181,19 @@ def layer_head_maps(
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the numbers that are there and finite; None if there are none."""
+    """Return the mean of the finite numbers; None if there are none."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return fmean(known) if known else None
 
 
 def format_number(value: float | None) -> str:
-    """Format a number with three digits, for a sentence."""
+    """Return a number with three digits, for a sentence."""
     return "nothing" if value is None else f"{value:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One condition of a fair experiment, and whether it was met."""
+    """One condition of a fair experiment, and its state."""
 
     name: str
     state: CheckState
@@ -203,7 +202,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checks:
-    """Conditions, red where one is violated."""
+    """A list of conditions; violated ones are red."""
 
     items: tuple[Check, ...]
     kind: Literal["checks"] = "checks"
@@ -215,13 +214,13 @@ class Prose:
 
     paragraphs: tuple[str, ...]
     caution: bool = False
-    """Whether it warns."""
+    """Whether it is a warning."""
     kind: Literal["prose"] = "prose"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snippet:
-    """Something to copy: a command, versions, a configuration."""
+    """Preformatted text to copy: a command, versions, a configuration."""
 
     title: str
     text: str
@@ -233,7 +232,7 @@ Single: TypeAlias = Verdicts | Intervals | Table | Lines | Maps | Checks | Prose
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """One of several ways to look at a thing."""
+    """One of several tabs."""
 
     label: str
     panel: Single
@@ -241,7 +240,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Views:
-    """Panels of which one is shown at a time; the first at the start, all of them on paper."""
+    """Tabs: one panel is visible at a time, initially the first; print shows all."""
 
     title: str
     views: tuple[View, ...]
@@ -253,22 +252,22 @@ Panel: TypeAlias = Single | Views
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A heading, and what stands under it."""
+    """A heading and its panels."""
 
     title: str
     panels: tuple[Panel, ...]
     lead: str = ""
-    """A sentence or two that say what is to be seen."""
+    """A sentence or two of introduction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """A whole page, top to bottom."""
+    """A whole page."""
 
     title: str
     summary: str
-    """One paragraph: what was done."""
+    """One paragraph: the answer and the experiment."""
     sections: tuple[Section, ...]
     data: dict[str, Any]
-    """What the page was made from, as JSON: it is written to `results.json` and can be saved from the page."""
+    """The data of the page as JSON, written to `results.json` and available for download on the page."""
     footer: str = ""

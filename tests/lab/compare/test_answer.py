@@ -6,6 +6,7 @@ from lab_lines import everywhere, replanned, with_curve, with_seeds
 from tidegate.lab.compare.answer import answer
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging import PlaceboResult
+from tidegate.lab.judging.words import estimate_words
 from tidegate.lab.training.records import Grid
 
 PLACEBO = PlaceboResult(placebo="half", difference=-0.1, low=-0.2, high=-0.05)
@@ -31,25 +32,30 @@ def summary(compared):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"effect": "helps", "placebos": (PLACEBO,), "verdict": "better"}, "g1 helps; "),
+        ({"effect": "helps", "placebos": (PLACEBO,), "verdict": "better"}, "its mechanism helps"),
         (
             {"effect": "helps", "placebos": (PLACEBO,), "verdict": "equivalent"},
-            "g1 helps by less than the margin; ",
+            "its mechanism helps, by less than the margin",
         ),
-        ({"effect": "harms", "placebos": (PLACEBO,), "verdict": "worse"}, "g1 harms; "),
+        ({"effect": "harms", "placebos": (PLACEBO,), "verdict": "worse"}, "its mechanism harms"),
         (
             {"effect": "not shown", "placebos": (PLACEBO,), "verdict": "better"},
-            "g1 is better than none, which its placebo may be as well; ",
+            "significantly better, but not shown to be due to its mechanism",
         ),
-        ({"effect": "not shown", "placebos": (), "verdict": "worse"}, "g1 is worse than none; "),
-        ({"verdict": "equivalent"}, "g1 does as well as none; "),
-        ({"verdict": "inconclusive"}, "g1 is not told apart from none; "),
-        ({"verdict": "diverged"}, "g1 diverged; "),
-        ({"verdict": "identical"}, "g1 is none under another name; "),
+        ({"effect": "not shown", "placebos": (), "verdict": "worse"}, "significantly worse"),
+        ({"verdict": "equivalent"}, "equivalent"),
+        ({"verdict": "inconclusive"}, "no significant difference"),
     ],
 )
-def test_it_says_first_what_was_found(summary, changes, words):
-    assert answer(with_variant(summary, "g1", **changes)).startswith(f"In short: {words}")
+def test_it_begins_with_the_estimate_and_the_finding(summary, changes, words):
+    text = answer(with_variant(summary, "g1", **changes))
+    estimate = estimate_words(summary.comparison["g1"], summary.comparison)
+    assert text.startswith(f"In short, compared with none: g1 changes the loss by {estimate}, {words}; ")
+
+
+@pytest.mark.parametrize(("verdict", "words"), [("diverged", "g1 diverged; "), ("identical", "g1 is identical; ")])
+def test_a_variant_that_was_not_tested_has_no_estimate(summary, verdict, words):
+    assert f"compared with none: {words}" in answer(with_variant(summary, "g1", verdict=verdict))
 
 
 def test_a_variant_that_is_only_a_placebo_is_not_spoken_of(summary):
@@ -57,26 +63,21 @@ def test_a_variant_that_is_only_a_placebo_is_not_spoken_of(summary):
     assert "bma-query" not in answer(with_variant(summary, "g1", placebos=(of_g1,)))
 
 
-def test_then_what_it_rests_on(summary):
-    text = answer(summary)
-    longest = summary.control.longest
-    assert f"3 seeds of models with {longest.num_parameters:,} parameters and {longest.tokens:,} tokens" in text
-    assert "at one untuned setting" in text
-
-
-def test_tuning_is_said(compared):
-    assert "tuned alike" in answer(summarise(replanned(compared, grid=Grid(rates=(1.0,), starts=(0.02,)))))
+def test_then_comes_the_evidence_with_its_limits(compared, summary):
+    text, longest = answer(summary), summary.control.longest
+    assert f"3 seeds of models with {longest.num_parameters:,} parameters (the baseline)" in text
+    assert f"trained on {longest.tokens:,} tokens" in text
+    assert "with one untuned setting" in text
+    assert "violated fairness checks: Tokens per parameter" in text
+    tuned = answer(summarise(replanned(compared, grid=Grid(rates=(1.0,), starts=(0.02,)))))
+    assert "each variant tuned on the same grid" in tuned
 
 
 @pytest.mark.parametrize(("last", "falls"), [(1.0, False), (0.999, False), (0.98, True)])
-def test_a_loss_that_still_falls_by_more_than_the_margin_binds_it_to_the_budget(compared, last, falls):
+def test_a_loss_that_still_falls_by_more_than_the_margin_limits_it_to_the_training_length(compared, last, falls):
     lines = everywhere(compared, with_curve(1.2, 1.1, 1.05, 1.0, last))
-    assert ("this holds at this budget" in answer(summarise(lines))) == falls
+    assert ("for this training length" in answer(summarise(lines))) == falls
 
 
 def test_without_a_verdict_it_says_why(compared):
     assert answer(summarise(with_seeds(compared, 1))).startswith("No verdict: a verdict needs at least 3 seeds")
-
-
-def test_a_violated_check_is_named(summary):
-    assert "Read it with care, a check is violated: Tokens per parameter" in answer(summary)

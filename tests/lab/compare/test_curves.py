@@ -30,15 +30,6 @@ def with_gap(place):
 
 
 class TestLoss:
-    def test_is_seen_against_examples_flops_and_time(self, compared):
-        views = loss_views(summarise(compared)).views
-        assert [view.label for view in views] == ["against tokens", "against FLOPs", "against time"]
-        assert [view.panel.x_label for view in views] == [
-            "tokens seen (millions)",
-            "training FLOPs (10¹²)",
-            "time spent on training (seconds)",
-        ]
-
     def test_has_a_faint_line_a_run_and_a_bold_one_for_their_mean(self, compared):
         summary = summarise(compared)
         for view, axis in zip(loss_views(summary).views, ("tokens", "flops"), strict=False):
@@ -132,7 +123,7 @@ class TestLength:
             replace(line, loss_by_position=((4.0, 1.0), (12.0, 1.0))) if isinstance(line, Record) else line
             for line in compared
         ]
-        assert length_panel(summarise(near)).alternative.endswith("in nats: no numbers.")
+        assert length_panel(summarise(near)).alternative.endswith("in nats: none.")
 
     def test_has_no_panel_where_no_run_has_it(self, compared):
         short = [replace(line, loss_by_position=()) if isinstance(line, Record) else line for line in compared]

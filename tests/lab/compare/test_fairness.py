@@ -69,6 +69,12 @@ class TestRed:
             name == "Same machine and versions"
         )
 
+    def test_another_environment_is_named(self, compared):
+        lines = tampered(
+            compared, "g1", lambda record: replace(record, environment=record.environment | {"torch": "1"})
+        )
+        assert "torch 1, " in checks(lines)["Same machine and versions"].detail
+
     def test_other_seeds_leave_nothing_paired_to_check(self, compared):
         found = states(tampered(compared, "g1", lambda record: with_run(record, seed=99)))
         assert "Same initial weights" not in found
@@ -135,7 +141,7 @@ class TestAWarning:
     def test_of_a_loss_that_still_falls(self, compared, curve, state):
         found = checks(everywhere(compared, with_curve(*curve)))["Trained to a plateau"]
         assert found.state == state
-        assert ("at this budget" in found.detail) == (state in ("violated", "warning"))
+        assert ("this training length" in found.detail) == (state in ("violated", "warning"))
 
     @pytest.mark.parametrize(("ratio", "state"), [(4.9, "violated"), (5.0, "holds")])
     def test_of_few_tokens_for_each_parameter(self, compared, ratio, state):
@@ -157,8 +163,13 @@ class TestAWarning:
     def test_of_options_that_one_variant_has_to_itself(self, compared):
         variants = compared[0].variants
         own = (variants[0], replace(variants[1], overrides={"lr": 1e-3, "clip": 0.5}), variants[2])
-        found = checks(replanned(compared, variants=own))["Options of g1 alone"]
+        found = checks(replanned(compared, variants=own))["Own options of g1"]
         assert (found.state, found.detail) == ("warning", "lr = 0.001, clip = 0.5")
+        alike = tuple(replace(variant, overrides={"lr": 1e-3}) for variant in variants)
+        shared = {
+            name: check for name, check in checks(replanned(compared, variants=alike)).items() if "options" in name
+        }
+        assert [check.state for check in shared.values()] == ["note"]
 
 
 class TestANote:

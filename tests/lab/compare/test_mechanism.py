@@ -11,7 +11,7 @@ from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Record
 from tidegate.torch.observing import CLOSED_BELOW, statistic_names
 
-GATES, ATTENTION, COURSES = "Gates by layer and head", "Attention by layer and head", "In the course of the training"
+GATES, ATTENTION, COURSES = "Gates by layer and head", "Attention by layer and head", "Over the course of training"
 RANK = "rank of value to output"
 BY_HEAD = {
     "first-key mass": "sink_mass",

@@ -22,7 +22,7 @@ FIGURES = [
     SLOPE,
 ]
 SITE = "output"
-RANKS = {"higher": 0, "lower": 0, "not told apart": 1, "no verdict": 2}
+RANKS = {"higher": 0, "lower": 0, "no significant difference": 1, "no verdict": 2}
 
 
 def judged(lines):
@@ -98,7 +98,9 @@ def test_the_level_is_shared_over_the_figures_that_are_on_record(compared):
     gone = {"added by the first token", "rank of value to output", "loss spikes"}
     assert list(by_figure(older)) == [name for name in FIGURES if name not in gone]
     assert judged(older).figure_confidence == pytest.approx(1 - 0.05 / 5)
-    assert panel(older).note.startswith("5 figures share the level of 5 % equally: each is judged at 99 % for all")
+    assert panel(older).note.startswith(
+        "5 metrics share the level of 5 % equally (Bonferroni): each has 99 % intervals"
+    )
 
 
 def shifted(variant, amount):
@@ -112,7 +114,7 @@ def shifted(variant, amount):
 
 
 @pytest.mark.parametrize(("amount", "word"), [(0.2, "higher"), (-0.2, "lower")])
-def test_what_is_told_apart_comes_first_and_heads_without_a_number_are_left_out(compared, amount, word):
+def test_significant_differences_come_first_and_heads_without_a_number_are_left_out(compared, amount, word):
     lines = everywhere(compared, shifted("bma-query", amount))
     result = by_figure(lines)["weight on the first token"]["bma-query"]
     assert result.verdict == word
@@ -122,14 +124,14 @@ def test_what_is_told_apart_comes_first_and_heads_without_a_number_are_left_out(
     assert ranks == sorted(ranks)
     assert table.rows[0][:3] == ("weight on the first token", "bma-query", word)
     are = "1 is" if ranks.count(0) == 1 else f"{ranks.count(0)} are"
-    assert table.title == f"Of {len(ranks) - ranks.count(2)} observed differences, {are} told apart"
+    assert table.title == f"Of {len(ranks) - ranks.count(2)} differences in observed metrics, {are} significant"
 
 
 def test_a_diverged_run_leaves_its_variant_without_a_verdict_and_the_others_with_theirs(compared):
     found = by_figure(tampered(compared, "g1", diverged))
     for name in FIGURES[:4]:
         assert (found[name]["g1"].verdict, found[name]["g1"].mean) == ("no verdict", None)
-        assert found[name]["g1"].reason == "it has no such number in 1 of 3 runs"
+        assert found[name]["g1"].reason == "it has no value in 1 of 3 runs"
         assert found[name]["bma-query"].low is not None
 
 
@@ -143,28 +145,28 @@ def test_a_variant_that_always_diverged_is_no_part_of_it(compared):
 def test_a_control_that_diverged_leaves_nothing_but_slopes_to_judge(compared):
     table = panel(tampered(compared, "none", diverged))
     assert {row[0] for row in table.rows if row[2] != "no verdict"} <= {SLOPE}
-    assert "the control, none, has no such number in 1 of 3 runs." in table.note
+    assert "the baseline, none, has no value in 1 of 3 runs." in table.note
 
 
 def test_two_seeds_give_means_and_no_verdict(compared):
     table = panel(with_seeds(compared, 2))
-    assert table.title == "What was observed gets no verdict"
+    assert table.title == "No verdicts on the observed metrics"
     assert {row[2] for row in table.rows} == {"no verdict"}
     assert all(row[4] is not None for row in table.rows)
-    assert "a verdict needs at least 3 seeds, and there are 2." in table.note
+    assert "a verdict needs at least 3 seeds, got 2." in table.note
 
 
-def test_spikes_that_no_run_has_are_not_told_apart_and_have_no_interval(compared):
+def test_spikes_that_no_run_has_have_no_interval(compared):
     lines = everywhere(compared, lambda record: replace(record, num_spikes=0))
-    assert {result.verdict for result in by_figure(lines)["loss spikes"].values()} == {"not told apart"}
-    assert "No interval for loss spikes (g1, bma-query): the numbers are equal in every run." in panel(lines).note
+    assert {result.verdict for result in by_figure(lines)["loss spikes"].values()} == {"no significant difference"}
+    assert "No interval for loss spikes (g1, bma-query): the values are equal in every run." in panel(lines).note
 
 
 def test_a_figure_that_is_the_same_under_every_seed_gets_no_verdict(compared):
     ranks = {"none": 3.0, "g1": 4.0, "bma-query": 5.0}
     lines = everywhere(compared, observing(lambda r, _: {"effective_rank": (1.0, ranks[r.run.variant])}))
     assert {result.verdict for result in by_figure(lines)["rank of the stream"].values()} == {"no verdict"}
-    assert "there is no noise to judge by" in panel(lines).note
+    assert "no noise to estimate" in panel(lines).note
 
 
 def token_share(means, spreads):

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
@@ -7,9 +6,8 @@ from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.gates import Gates
 from tidegate.lab.compare.design import num_parameters
 from tidegate.lab.compare.fairness import TOKENS_PER_PARAMETER
-from tidegate.lab.compare.presets import PRESETS, Preset, PresetName
+from tidegate.lab.compare.presets import PRESETS, Preset
 from tidegate.lab.tasks.catalogue import make_task
-from tidegate.lab.tasks.task import TaskKind
 
 CASES = [(kind, name) for kind in PRESETS for name in PRESETS[kind]]
 
@@ -20,11 +18,6 @@ def prepared(kind, name):
     task = make_task(kind)
     task = task if preset.length is None else replace(task, length=preset.length)
     return preset, task, task.load()
-
-
-def test_there_is_one_of_every_size_for_every_task():
-    assert set(PRESETS) == set(get_args(TaskKind))
-    assert all(set(sizes) == set(get_args(PresetName)) for sizes in PRESETS.values())
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)

@@ -40,17 +40,19 @@ def test_every_point_is_judged_like_a_comparison_of_its_own(compared):
 def test_a_sentence_says_where_a_variant_is_better_and_where_worse(compared):
     _, plan, tuning = trials(compared)
     points = robustness_map(plan, tuning)
-    assert turning_sentence(points, "g1").startswith(
-        "g1 is below none at init 0.02, rate 0.005 and 0.01 and 0.02; above it at init torch, rate 0.005 and"
+    assert turning_sentence(points, "g1") == (
+        "g1 compared with none: significantly lower loss at 3 of 6 settings (init 0.02, rate 0.005 and 0.01 and 0.02); "
+        "significantly higher loss at 3 of 6 settings (init torch, rate 0.005 and 0.01 and 0.02)."
     )
-    assert "0 of 6 settings" in turning_sentence(points, "g1")
-    assert "above it at no setting; 6 of 6 settings" in turning_sentence(points, "bma-query")
+    assert turning_sentence(points, "bma-query").endswith(": no significant difference at 6 of 6 settings.")
 
 
 def test_a_point_at_which_a_variant_diverged_has_no_number_for_it(compared):
     _, plan, tuning = trials(compared, lambda v, b, r, s: None if (v, r) == ("g1", 2.0) else loss(v, b, r, s))
-    verdicts = {(p.start, round(p.lr, 6)): p.comparison["g1"].verdict for p in robustness_map(plan, tuning)}
+    points = robustness_map(plan, tuning)
+    verdicts = {(p.start, round(p.lr, 6)): p.comparison["g1"].verdict for p in points}
     assert verdicts["0.02", 0.02] == verdicts["torch", 0.02] == "diverged"
+    assert turning_sentence(points, "g1").endswith("; no verdict at 2 of 6 settings.")
 
 
 @pytest.mark.parametrize(
@@ -64,12 +66,18 @@ def test_a_point_at_which_a_variant_diverged_has_no_number_for_it(compared):
 def test_an_incomplete_grid_has_no_map(compared, is_left_out):
     lines, plan, tuning = trials(compared, lambda v, b, r, s: "not tried" if is_left_out(b, r, s) else loss(v, b, r, s))
     assert robustness_map(plan, tuning) == ()
-    assert "Where the verdict holds" not in [section.title for section in page_of(lines).sections]
+    assert "Robustness to learning rate and initialization" not in [
+        section.title for section in page_of(lines).sections
+    ]
 
 
 def test_the_page_draws_it_by_name_with_intervals_and_sentences(compared):
     lines, *_ = trials(compared)
-    section = next(section for section in page_of(lines).sections if section.title == "Where the verdict holds")
+    section = next(
+        section
+        for section in page_of(lines).sections
+        if section.title == "Robustness to learning rate and initialization"
+    )
     prose, maps, table, tolerance = section.panels
     assert prose.paragraphs[0].startswith("g1")
     assert (maps.row_names, maps.column_names) == (("0.02", "torch"), ("0.005", "0.01", "0.02"))

@@ -103,11 +103,6 @@ def test_the_runs_of_a_block_have_what_was_chosen_there():
     ]
 
 
-def test_the_grid_is_even_in_logarithms_around_the_variants_own_rate():
-    low, middle, high = GRID.rates
-    assert (low * high, middle) == (1.0, 1.0)
-
-
 def stepwise(table, *, num_seeds=1):
     """The rounds of trials of a stepwise search: (variant, block, rate, start) of each, and what was chosen.
 

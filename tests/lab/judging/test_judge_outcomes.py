@@ -35,7 +35,7 @@ class TestDivergence:
     def test_against_a_diverged_control_nobody_is_judged(self):
         comparison = judge({"none": (None, *NONE[1:]), "g1": G1, "x": (None, *G1[1:])})
         assert [variant.verdict for variant in comparison.variants] == ["control", "undecided", "diverged"]
-        assert comparison.refusal == "the control, none, diverged in 1 of 5 runs"
+        assert "none, diverged in 1 of 5 runs" in comparison.refusal
         assert comparison.margin is comparison["g1"].difference is None
         assert comparison["none"].num_diverged == 1
 
@@ -52,7 +52,7 @@ class TestFewSeeds:
         assert comparison["g1"].verdict == "undecided"
         assert comparison["g1"].difference < 0
         assert without(comparison["g1"]) == (None,) * 6
-        assert comparison.refusal == f"a verdict needs at least 3 seeds, and there are {num_seeds}"
+        assert f"at least 3 seeds, got {num_seeds}" in comparison.refusal
 
     def test_three_are_enough(self):
         assert judge({"none": NONE[:3], "g1": G1[:3]})["g1"].verdict == "better"
@@ -73,7 +73,7 @@ class TestIdentity:
     def test_named_ones_with_other_figures_are_warned_of(self):
         comparison = judge({"none": NONE, "g1": G1, "same": BMA}, identical={"same"})
         assert comparison["same"].verdict == "identical"
-        assert comparison.warnings[0].startswith("same is said to be identical to none, yet their losses differ")
+        assert "same is identical to none, but their losses differ" in comparison.warnings[0]
 
     def test_one_differing_run_is_enough_to_be_judged(self):
         comparison = judge({"none": NONE, "g1": (*NONE[:4], 1.4801)})

@@ -24,7 +24,7 @@ def test_words_say_the_direction_and_no_praise():
     results = judged()
     assert {name: result.verdict for name, result in results.items()} == {
         "high": "higher",
-        "level": "not told apart",
+        "level": "no significant difference",
         "low": "lower",
     }
     assert all(result.low < result.difference < result.high for result in results.values())
@@ -43,11 +43,11 @@ def test_metrics_and_the_variants_of_each_share_the_level_equally(number):
         assert result.difference == pytest.approx(sum(paired) / 5)
 
 
-def test_the_more_metrics_there_are_the_less_is_told_apart():
+def test_the_more_metrics_there_are_the_fewer_are_significant():
     rows = {"none": NONE, "high": tuple(value + 0.035 for value in LEVEL)}
     assert judged(rows)["high"].verdict == "higher"
     many = judge_metrics([metric(rows, name=str(index)) for index in range(9)])
-    assert {result.verdict for result in many.results} == {"not told apart"}
+    assert {result.verdict for result in many.results} == {"no significant difference"}
 
 
 def test_a_quiet_variant_is_judged_by_itself_however_wild_the_others_are():
@@ -68,18 +68,18 @@ def test_without_any_difference_hardly_a_table_shows_one_though_spreads_differ(s
                 size=(len(spreads), num_seeds)
             )
             metrics.append(metric(dict(zip("0123", rows.tolist(), strict=False)), name=name, control="0"))
-        found += any(result.verdict != "not told apart" for result in judge_metrics(metrics).results)
+        found += any(result.verdict != "no significant difference" for result in judge_metrics(metrics).results)
     # At 5 %, more than 23 of 250 tables are seen once in a thousand times.
     assert found <= 23
 
 
 REFUSED = {
-    "few seeds": ({name: row[:2] for name, row in ROWS.items()}, "a verdict needs at least 3 seeds, and there are 2"),
+    "few seeds": ({name: row[:2] for name, row in ROWS.items()}, "a verdict needs at least 3 seeds, got 2"),
     "a control with a gap": (
         ROWS | {"none": (None, *NONE[1:])},
-        "the control, none, has no such number in 1 of 5 runs",
+        "the baseline, none, has no value in 1 of 5 runs",
     ),
-    "no noise": ({"none": NONE, "high": tuple(value + 1 for value in NONE)}, "there is no noise to judge by"),
+    "no noise": ({"none": NONE, "high": tuple(value + 1 for value in NONE)}, "there is no noise to estimate"),
     "equal numbers under two seeds": ({"none": NONE[:2], "high": NONE[:2]}, "a verdict needs at least 3 seeds"),
 }
 
@@ -94,21 +94,21 @@ def test_without_a_verdict_there_is_a_reason(rows, reason):
 def test_a_row_with_a_gap_has_no_mean_and_no_verdict():
     gap = judged(ROWS | {"gap": (None, None, 1.0, 1.0, 1.0)})["gap"]
     assert (gap.mean, gap.difference, gap.verdict) == (None, None, "no verdict")
-    assert gap.reason == "it has no such number in 2 of 5 runs"
+    assert gap.reason == "it has no value in 2 of 5 runs"
 
 
 @pytest.mark.parametrize("row", [NONE, (0.0,) * 5], ids=["the control's numbers", "a count of nothing"])
-def test_equal_numbers_in_every_run_are_not_told_apart(row):
+def test_equal_numbers_in_every_run_are_no_significant_difference(row):
     same = judged({"none": row, "twin": row})["twin"]
-    assert (same.verdict, same.difference, same.low) == ("not told apart", 0.0, None)
-    assert same.reason == "the numbers are equal in every run"
+    assert (same.verdict, same.difference, same.low) == ("no significant difference", 0.0, None)
+    assert "equal in every run" in same.reason
 
 
 class TestAgainstZero:
     def test_rows_share_the_level_of_their_metric(self):
         rows = {"rising": (0.3, 0.31, 0.29), "flat": (0.1, -0.1, 0.05), "falling": (-0.3, -0.31, -0.29)}
         results = judge_metrics([metric(), metric(rows, name="slope", control=None)]).results[-3:]
-        assert [result.verdict for result in results] == ["higher", "not told apart", "lower"]
+        assert [result.verdict for result in results] == ["higher", "no significant difference", "lower"]
         for result in results:
             assert (result.low, result.high) == pytest.approx(t_interval(rows[result.variant], 1 - 0.05 / 2 / 3))
             assert result.control_mean is None
@@ -118,9 +118,9 @@ class TestAgainstZero:
         ("row", "verdict", "reason"),
         [
             ((0.1, 0.2), "no verdict", "at least 3 seeds"),
-            ((0.1, None, 0.2), "no verdict", "no such number in 1 of 3 runs"),
+            ((0.1, None, 0.2), "no verdict", "no value in 1 of 3 runs"),
             ((0.1, 0.1, 0.1 + 1e-16), "no verdict", "no noise"),
-            ((0.0, 0.0, 0.0), "not told apart", "equal in every run"),
+            ((0.0, 0.0, 0.0), "no significant difference", "equal in every run"),
         ],
     )
     def test_what_cannot_be_judged_has_a_reason(self, row, verdict, reason):

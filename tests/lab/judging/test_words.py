@@ -1,115 +1,133 @@
-import json
 import re
-from dataclasses import asdict
 
 import pytest
 
-from tidegate.lab.judging import Comparison, compare_to_control, rule_text
+from tidegate.lab.judging import compare_to_control, effect_of, effect_sentence, judge_placebo, rule_text
 
 LOSSES = {
     "none": (1.500, 1.620, 1.410, 1.550, 1.480),
     "g1": (1.488, 1.605, 1.399, 1.539, 1.467),
     "bma": (1.532, 1.649, 1.441, 1.583, 1.509),
-    "odd": (1.503, 1.616, 1.412, 1.553, 1.476),
+    "odd": (1.503, 1.614, 1.412, 1.553, 1.476),
     "lost": (1.5, None, 1.4, None, 1.5),
     "alias": (1.500, 1.620, 1.410, 1.550, 1.480),
 }
+CHANGE = r"changes the loss by ([+−][\d.]+) % \(95 % CI ([+−][\d.]+) % to ([+−][\d.]+) %\)"
 
 
 def judge(losses=LOSSES, **options):
     return compare_to_control(losses, control="none", unit="nats", **options)
 
 
-def numbers_in(text):
-    return [float(number) for number in re.findall(r"[+-]?\d+\.\d+", text)]
+def numbers_in(sentence):
+    """The estimate and the ends of its interval, in percent."""
+    return [float(number.replace("−", "-")) for number in re.search(CHANGE, sentence).groups()]
 
 
-def test_better_is_told_by_how_much_with_its_interval_and_what_the_run_could_have_seen():
-    result = judge()["g1"]
-    pattern = (
-        r"g1: better than none by 0\.0124 nats \(95 % interval 0\.\d{4} to 0\.\d{4}; 5 seeds; "
-        r"0\.\d{4} would be seen 4 times in 5\)"
-    )
-    assert re.fullmatch(pattern, result.sentence)
-    expected = [-result.difference, -result.high, -result.low, result.detectable]
-    assert numbers_in(result.sentence) == pytest.approx(expected, abs=5e-5)
-
-
-def test_worse_is_told_in_positive_numbers_too():
-    result = judge()["bma"]
-    assert result.sentence.startswith("bma: worse than none by 0.0308 nats (95 % interval 0.")
-    assert numbers_in(result.sentence) == pytest.approx(
-        [result.difference, result.low, result.high, result.detectable], abs=5e-5
-    )
-
-
-def test_a_difference_inside_the_margin_is_said_to_be_there_and_not_to_matter():
-    sentence = judge(margin=0.1)["g1"].sentence
-    assert sentence.startswith("g1: equivalent to none within ±0.1512, difference -0.0124 nats (95 %")
-    assert sentence.endswith("; the difference is real but smaller than the margin")
+def percents(comparison, result):
+    return [100 * number / comparison["none"].mean for number in (result.difference, result.low, result.high)]
 
 
 @pytest.mark.parametrize(
-    ("margin", "start"),
-    [(0.005, "odd: equivalent to none within ±0.0076, difference "), (0.0, "odd: inconclusive against")],
+    ("name", "ending"),
+    [
+        ("g1", r"significantly better than none; gains below 0\.\d\d % and above 1\.\d\d % are ruled out"),
+        ("bma", r"significantly worse than none; losses below 1\.\d\d % and above 2\.\d\d % are ruled out"),
+        ("odd", r"no significant difference; gains above (.*) % and losses above (.*) % are ruled out; detecting .*"),
+    ],
 )
-def test_without_a_difference_numbers_carry_their_sign(margin, start):
-    sentence = judge(margin=margin)["odd"].sentence
-    assert sentence.startswith(start)
-    assert re.search(r"difference [+-]?0\.\d{4} nats \(95 % interval -0\.\d{4} to \+0\.\d{4}; 5 seeds", sentence)
+def test_a_verdict_leads_with_the_estimate_and_says_what_the_interval_rules_out(name, ending):
+    comparison = judge()
+    result = comparison[name]
+    assert re.fullmatch(f"{name} {CHANGE}: {ending}", result.sentence)
+    assert numbers_in(result.sentence) == pytest.approx(percents(comparison, result), abs=5e-3)
+    if name == "odd":
+        gain, loss = re.search(r"gains above (.*) % and losses above (.*) % are", result.sentence).groups()
+        assert (float(gain), float(loss)) == pytest.approx(
+            (-numbers_in(result.sentence)[1], result.high / 0.01512), 0.1
+        )
+
+
+def test_an_inconclusive_variant_is_told_the_seeds_that_detect_it_and_their_time():
+    comparison = judge(time_of=lambda number: f"{3 * number} h")
+    found = re.search(r"; detecting 0\.20 % would take (\d+) seeds \((\d+) h\)$", comparison["odd"].sentence)
+    seeds, hours = map(int, found.groups())
+    assert hours == 3 * seeds > 3 * 5
+    assert comparison.relative_margin == 0.002
+    assert judge()["odd"].sentence.endswith(f"would take {seeds} seeds")
+
+
+def test_a_difference_inside_the_margin_is_equivalent_even_if_significant():
+    comparison = judge(margin=0.1)
+    for name in ("g1", "odd"):
+        assert ": equivalent to none within ±10 %" in comparison[name].sentence
+        assert ("significant but smaller" in comparison[name].sentence) == (name == "g1")
+
+
+def test_if_more_is_better_gains_are_above_zero():
+    sentence = judge(lower_is_better=False)["g1"].sentence
+    assert "changes the metric by −" in sentence
+    assert re.search(r"significantly worse than none; losses below 0.* above 1", sentence)
 
 
 def test_those_who_are_not_judged_are_told_why():
     comparison = judge()
-    assert comparison["none"].sentence == "none: the control, mean 1.5120 ± 0.0785 nats over 5 seeds"
-    assert comparison["lost"].sentence == "lost: diverged in 2 of 5 seeds, and not judged"
-    assert comparison["alias"].sentence == "alias: identical to none, and not judged"
-
-
-def test_a_refusal_is_explained_in_the_sentence_and_in_the_rule():
-    comparison = judge({name: row[:1] for name, row in LOSSES.items() if name != "lost"})
-    why = "a verdict needs at least 3 seeds, and there are 1"
-    assert comparison["g1"].sentence == f"g1: no verdict, because {why}"
-    assert comparison["none"].sentence == "none: the control, mean 1.5000 nats over 1 seed"
-    assert rule_text(comparison).endswith(f"Here no verdict is given: {why}.")
-
-
-def test_a_diverged_control_says_so():
-    comparison = judge({"none": (None, 1.4, 1.5), "g1": (1.4, 1.4, 1.5)})
-    assert comparison["none"].sentence == "none: the control, diverged in 1 of 3 seeds"
-    assert "±0.2 % of none's mean" in rule_text(comparison)
+    assert (
+        comparison["none"].sentence == "none is the baseline: mean 1.5120 nats (standard deviation 0.0785) over 5 seeds"
+    )
+    assert "diverged in 2 of 5 seeds" in comparison["lost"].sentence
+    assert "identical to none" in comparison["alias"].sentence
+    single = judge({name: row[:1] for name, row in LOSSES.items() if name != "lost"})
+    assert single["g1"].sentence.endswith(f"no verdict, because {single.refusal}")
+    assert single.refusal in rule_text(single)
+    diverged = judge({"none": (None, 1.4, 1.5), "g1": (1.4, 1.4, 1.5)})
+    assert "diverged in 1 of 3 seeds" in diverged["none"].sentence
+    assert "±0.2 % of its mean" in rule_text(diverged)
 
 
 def test_the_rule_has_the_numbers_of_the_comparison():
     comparison = judge()
     text = rule_text(comparison)
-    for part in ("on the same 5 seeds", "the 95 % intervals", "±0.0030 nats (0.2 % of none's mean)"):
-        assert part in text
     degrees = [variant.degrees_of_freedom for variant in comparison.variants if variant.degrees_of_freedom]
-    assert f"a standard deviation of {comparison.residual_sd:.4f} nats" in text
-    assert f"{min(degrees):.1f} to {max(degrees):.1f} degrees of freedom" in text
-    assert f"a true difference of {comparison.detectable:.4f} nats" in text
+    for part in (
+        "the same 5 seeds",
+        "±0.0030 nats (0.2 % of its mean)",
+        f"{comparison.residual_sd:.4f} nats",
+        f"{min(degrees):.1f} to {max(degrees):.1f} degrees of freedom",
+        f"{comparison.detectable:.4f} nats",
+    ):
+        assert part in text
+    nothing_judged = judge({"none": LOSSES["none"], "alias": LOSSES["alias"]})
+    assert "Here" not in rule_text(nothing_judged)
 
 
-def test_where_nothing_is_left_to_judge_the_rule_stands_alone():
-    comparison = judge({"none": LOSSES["none"], "alias": LOSSES["alias"]})
-    assert rule_text(comparison).endswith("after the last run.")
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_percentages_do_not_depend_on_the_unit(scale):
+    scaled = {name: tuple(None if value is None else value * scale for value in row) for name, row in LOSSES.items()}
+    assert judge(scaled)["g1"].sentence == judge()["g1"].sentence
 
 
-def test_small_figures_are_written_with_more_decimals():
-    tiny = {name: tuple(None if value is None else value / 1e6 for value in row) for name, row in LOSSES.items()}
-    sentence = judge(tiny)["g1"].sentence
-    assert numbers_in(sentence)[0] == pytest.approx(1.24e-8, rel=0.02)
+def test_differences_from_a_baseline_of_zero_are_in_their_unit():
+    rows = {"none": (-1.0, 1.0, 0.5, -0.5), "g1": (0.0, 2.1, 1.4, 0.6)}
+    assert re.match(r"g1 changes the loss by \+1\.\d+ nats \(95 % CI", judge(rows)["g1"].sentence)
 
 
-def test_a_comparison_is_json_without_nan():
-    text = json.dumps(asdict(judge()), allow_nan=False)
-    assert json.loads(text)["variants"][1]["verdict"] == "better"
-
-
-def test_variants_keep_their_order_and_are_found_by_name():
+def test_the_sentence_on_placebos_has_each_contrast_and_the_effect():
     comparison = judge()
-    assert [variant.name for variant in comparison.variants] == list(LOSSES)
-    assert isinstance(comparison, Comparison)
-    with pytest.raises(KeyError, match="gone"):
-        comparison["gone"]
+    result, losses = comparison["g1"], {name: list(row) for name, row in LOSSES.items()}
+    worse, lost = (judge_placebo(losses["g1"], losses[name], name=name) for name in ("bma", "lost"))
+    same = judge_placebo(losses["g1"], losses["none"], name="none")
+    sentence = effect_sentence(result, (worse,), effect_of(result, (worse,)), comparison)
+    assert re.match(
+        r"g1: −0\.82 % \(95 % CI .*\) compared with none; −2\.86 % \(.*\) compared with its placebo", sentence
+    )
+    assert sentence.endswith("compared with its placebo (bma) individually. The mechanism helps.")
+    not_shown = effect_sentence(result, (worse, lost), effect_of(result, (worse, lost)), comparison)
+    assert "no estimate compared with its placebo (lost)" in not_shown
+    assert not_shown.endswith("The mechanism is not shown to help or to harm.")
+    own = effect_sentence(result, (same,), effect_of(result, (same,)), comparison)
+    assert "its placebo (none)" not in own
+    assert own.endswith("At initialization it equals none, which is its placebo.")
+    small = judge(margin=0.1)
+    assert "helps, by less than the margin" in effect_sentence(small["g1"], (worse,), "helps", small)
+    assert effect_sentence(result, (), "not shown", comparison) == ""

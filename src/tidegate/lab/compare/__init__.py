@@ -1,7 +1,7 @@
-"""A request to runs, verdicts and a page: `tidegate compare`.
+"""From a request to runs, verdicts and a page: `tidegate compare`.
 
-Reads in one direction: `variants` and `presets` are what a `request` is made of, `design` makes runs of it, `run` does
-them and records what came of them, `summary` judges the records, `fairness` checks them, `page` shows both.
+Modules import in one direction: `variants` and `presets` are parts of a `request`, `design` turns it into runs, `run`
+executes and records them, `summary` tests the results, `fairness` checks the conditions, and `page` shows both.
 """
 
 from __future__ import annotations

@@ -1,65 +1,55 @@
-"""The answer of a comparison in a sentence or two: what is found, and what that rests on."""
+"""The answer of a comparison in a few sentences: the estimates, and the evidence and limits behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from tidegate._text import number_of
 from tidegate.lab.compare.fairness import fairness_checks, late_gain
 from tidegate.lab.compare.summary import Summary, VariantSummary
+from tidegate.lab.judging.words import estimate_words
 
 
 def answer(summary: Summary) -> str:
-    """Say which variants differ from the control, whether that is their mechanism, and what it rests on."""
-    comparison = summary.comparison
-    if comparison.refusal:
-        return f"No verdict: {comparison.refusal}."
-    found = "; ".join(_finding(variant, summary.plan.control) for variant in _of_interest(summary))
-    return f"In short: {found}. {_basis(summary)}{_reservation(summary)}"
-
-
-def _of_interest(summary: Summary) -> Iterator[VariantSummary]:
-    """All but the control and what is only there as a placebo; those if there is nothing else."""
+    """Return the findings on every variant, whether they are due to its mechanism, and the evidence and limits."""
+    control, refusal = summary.plan.control, summary.comparison.refusal
     placebos = {placebo.placebo for variant in summary.variants for placebo in variant.placebos}
-    others = [variant for variant in summary.variants if variant.name != summary.plan.control]
-    yield from [variant for variant in others if variant.name not in placebos] or others
+    others = [variant for variant in summary.variants if variant.name != control]
+    # Variants that are only placebos are left out, unless there is nothing else.
+    shown = [variant for variant in others if variant.name not in placebos] or others
+    findings = f"In short, compared with {control}: {'; '.join(_finding(variant, summary) for variant in shown)}"
+    violated = [check.name for check in fairness_checks(summary) if check.state == "violated"]
+    caution = f" Caution, violated fairness checks: {'; '.join(violated)}." if violated else ""
+    return f"{f'No verdict: {refusal}' if refusal else findings}. {_basis(summary)}{caution}"
 
 
-def _finding(variant: VariantSummary, control: str) -> str:
+def _finding(variant: VariantSummary, summary: Summary) -> str:
+    verdict, name = variant.result.verdict, variant.name
+    if verdict in ("identical", "diverged"):
+        return f"{name} is identical" if verdict == "identical" else f"{name} diverged"
     if variant.placebos and variant.effect != "not shown":
-        small = " by less than the margin" if variant.result.verdict == "equivalent" else ""
-        return f"{variant.name} {variant.effect}{small}"
-    match variant.result.verdict:
-        case "better" | "worse" as verdict:
-            doubt = ", which its placebo may be as well" if variant.placebos else ""
-            return f"{variant.name} is {verdict} than {control}{doubt}"
-        case "equivalent":
-            return f"{variant.name} does as well as {control}"
-        case "identical":
-            return f"{variant.name} is {control} under another name"
-        case "diverged":
-            return f"{variant.name} diverged"
-        case _:
-            return f"{variant.name} is not told apart from {control}"
+        words = f"its mechanism {variant.effect}{', by less than the margin' * (verdict == 'equivalent')}"
+    elif verdict in ("better", "worse"):
+        words = f"significantly {verdict}{', but not shown to be due to its mechanism' * bool(variant.placebos)}"
+    else:
+        words = "equivalent" if verdict == "equivalent" else "no significant difference"
+    return f"{name} changes the loss by {estimate_words(variant.result, summary.comparison)}, {words}"
 
 
 def _basis(summary: Summary) -> str:
     plan, record = summary.plan, summary.control.longest
     if plan.is_tuned:
-        tuned = "tuned alike"
+        tuned = "each variant tuned on the same grid"
     elif plan.settings:
-        tuned = "at settings tuned before (the luck of that choice is not in the intervals)"
+        tuned = "previously tuned settings (tuning variance is not included in the intervals)"
     else:
-        tuned = "at one untuned setting"
+        tuned = "one untuned setting"
     gain = late_gain(summary.control)
-    limit = (
-        f" The control's loss still fell by {gain:.1%} in the last fifth of its training: this holds at this budget."
-        if gain is not None and gain >= plan.margin
-        else ""
+    limit = ""
+    if gain is not None and gain >= plan.margin:
+        limit = (
+            f" The baseline's loss still fell by {100 * gain:.1f} % in the last fifth of training, so the result holds "
+            "for this training length."
+        )
+    return (
+        f"Based on {number_of(plan.num_seeds, 'seed')} of models with {record.num_parameters:,} parameters (the "
+        f"baseline), trained on {record.tokens:,} {summary.examples}, with {tuned}.{limit}"
     )
-    size = f"{record.num_parameters:,} parameters and {record.tokens:,} {summary.examples}"
-    return f"This rests on {plan.num_seeds} seeds of models with {size}, {tuned}.{limit}"
-
-
-def _reservation(summary: Summary) -> str:
-    violated = [check.name for check in fairness_checks(summary) if check.state == "violated"]
-    return f" Read it with care, a check is violated: {'; '.join(violated)}." if violated else ""

@@ -1,4 +1,4 @@
-"""What each variant costs: time, memory, decoding, measured side by side."""
+"""The costs of each variant: time, memory and decoding, measured side by side."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tidegate.torch.decoder import TransformerLM
 _ROUNDS = 15
 _THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 _PEAKS_RESET = Path("/proc/self/clear_refs")
-"""Written to, it resets the peak of memory that the system keeps for a process."""
+"""Writing to this file resets the peak memory that the system keeps for a process."""
 
 
 def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds: int = _ROUNDS) -> Costs:
-    """Measure time, memory and decoding of one run of each variant, in turns, so that noise falls on all alike.
+    """Measure time, memory and decoding of one run of each variant, in turns, so that noise affects all equally.
 
     Args:
-        runs: One of each variant; all that is timed is a step of it.
-        control: The variant whose step times are the unit.
+        runs: One run of each variant, of which single steps are timed.
+        control: The baseline, the unit of step times.
         request: The hash of the request, under which the costs are recorded.
         rounds: Rounds of timed steps.
     """
@@ -46,7 +46,8 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
     for name, run in runs.items():
         ratios = [own / other for own, other in zip(seconds[name], seconds[control], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        decodes = name in decoded
+        decodes, shape = name in decoded, run.model.shape
+        cache_bytes = 2 * run.model.num_layers * shape.num_kv_heads * shape.head_dim * torch.float32.itemsize
         items.append(
             Cost(
                 variant=name,
@@ -56,7 +57,7 @@ def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds
                 time_ratio_high=high,
                 peak_bytes=_peak_bytes(run),
                 decode_milliseconds=1e3 * statistics.median(decoded[name]) if decodes else None,
-                cache_bytes_per_token=_cache_bytes(run) if decodes else None,
+                cache_bytes_per_token=cache_bytes if decodes else None,
             )
         )
     return Costs(request=request, items=tuple(items), environment=environment())
@@ -73,11 +74,11 @@ def _step(run: Run) -> Callable[[], object]:
 
 
 def _decoding_step(run: Run) -> Callable[[], object] | None:
-    """Return a function that decodes one token after a full context, with a cache; None for models that cannot."""
+    """Return a function that decodes one token after a full context, with a cache; None for models without decoding."""
     model = build_model(run.model, seed=run.seed).to(run.training.device).eval()
     if not isinstance(model, TransformerLM) or model.config.gates.read_other_sequences:
         return None
-    # A table of learned positions has none beyond the training length.
+    # Learned positions end at the training length.
     length = max(1, run.task.length - 1)
     caches = model.new_caches(length + 1)
     tokens = torch.zeros(1, length, dtype=torch.int64, device=run.training.device)
@@ -94,13 +95,8 @@ def _decoding_step(run: Run) -> Callable[[], object] | None:
     return step
 
 
-def _cache_bytes(run: Run) -> int:
-    shape = run.model.shape
-    return 2 * run.model.num_layers * shape.num_kv_heads * shape.head_dim * torch.float32.itemsize
-
-
 def _in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Time each once a round, after a round of warm-up, in an order that rotates from round to round."""
+    """Time each function once per round, after a warm-up round, in an order that rotates between rounds."""
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -115,13 +111,13 @@ def _in_turns(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
 
 
 def _peak_bytes(run: Run) -> int | None:
-    """Measure the peak memory of a training step above rest, in a new process; None where the system does not tell."""
+    """Measure the peak memory of a training step above rest, in a new process; None if it is unknown."""
     if not _PEAKS_RESET.exists():
         return None
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure_peak, args=(run, sender))
-    # Large blocks go back to the system as soon as they are freed, so that a peak is of what is alive.
+    # Return large blocks to the system as soon as they are freed, so that the peak counts only live memory.
     before = os.environ.get(_THRESHOLD)
     os.environ[_THRESHOLD] = "65536"
     try:
@@ -130,7 +126,7 @@ def _peak_bytes(run: Run) -> int | None:
         del os.environ[_THRESHOLD]
         if before is not None:
             os.environ[_THRESHOLD] = before
-    # Otherwise this process, holding the end too, would wait forever for one that died.
+    # An open end in this process would make it wait forever for a process that died.
     sender.close()
     try:
         return receiver.recv()
@@ -143,7 +139,7 @@ def _peak_bytes(run: Run) -> int | None:
 def _measure_peak(run: Run, sender: multiprocessing.connection.Connection) -> None:
     torch.set_num_threads(run.training.num_threads)
     step = _step(run)
-    # The first step makes the optimiser's state, and what libraries allocate once.
+    # The first step allocates the optimizer's state and the libraries' buffers.
     step()
     gc.collect()
     resting = _status_bytes("VmRSS")

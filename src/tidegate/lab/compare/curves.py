@@ -1,27 +1,23 @@
-"""Curves of a comparison: loss in the course of the training, and beyond the training length."""
+"""Curves of a comparison: loss over the course of training, and beyond the training length."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from tidegate.lab.compare.summary import Summary
 from tidegate.lab.judging import t_interval
 from tidegate.lab.training.records import Record
-from tidegate.report.page import Lines, Numbers, Series, View, Views
-
-_MANY_TOKENS = 1e6
-_MANY_FLOPS = 1e12
+from tidegate.report.page import Lines, Numbers, Series, View, Views, mean_of_known
 
 
 def loss_views(summary: Summary) -> Views:
     """Return validation loss against tokens, FLOPs and time."""
     examples = summary.examples
     axes: list[tuple[str, str, Callable[[Record], Numbers]]] = [
-        (examples, f"{examples} seen (millions)", lambda r: tuple(p.tokens / _MANY_TOKENS for p in r.curve)),
-        ("FLOPs", "training FLOPs (10¹²)", lambda r: tuple(p.flops / _MANY_FLOPS for p in r.curve)),
-        ("time", "time spent on training (seconds)", lambda r: r.timing.seconds if r.timing else ()),
+        (examples, f"{examples} seen (millions)", lambda r: tuple(p.tokens / 1e6 for p in r.curve)),
+        ("FLOPs", "training FLOPs (10¹²)", lambda r: tuple(p.flops / 1e12 for p in r.curve)),
+        ("time", "training time (seconds)", lambda r: r.timing.seconds if r.timing else ()),
     ]
     ends = ", ".join(f"{v.name} {v.result.mean:.4f}" for v in summary.variants if v.result.mean is not None)
     views = tuple(
@@ -29,7 +25,7 @@ def loss_views(summary: Summary) -> Views:
             label=f"against {name}",
             panel=Lines(
                 title=f"Validation loss against {name}",
-                alternative=f"Validation loss against {name}. Means at the end, in nats: {ends or 'no numbers'}.",
+                alternative=f"Validation loss against {name}. Final means, in nats: {ends or 'none'}.",
                 x_label=label,
                 y_label="validation loss (nats)",
                 series=seeds_and_mean(summary, axis, lambda r: tuple(point.loss for point in r.curve)),
@@ -37,11 +33,11 @@ def loss_views(summary: Summary) -> Views:
         )
         for name, label, axis in axes
     )
-    return Views(title="Loss in the course of the training", views=views)
+    return Views(title="Loss over the course of training", views=views)
 
 
 def difference_panel(summary: Summary) -> Lines:
-    """Return the mean difference to the control at each evaluation, within seeds, with pointwise intervals."""
+    """Return the mean difference from the baseline at each evaluation, paired by seed, with pointwise intervals."""
     series: list[Series] = []
     for variant in summary.variants:
         records = zip(variant.records, summary.control.records, strict=True)
@@ -65,9 +61,9 @@ def difference_panel(summary: Summary) -> Lines:
         f"{v.name} {v.result.difference:+.4f}" for v in summary.variants if v.result.difference is not None
     )
     return Lines(
-        title=f"Difference to {summary.plan.control} under the same seed: below zero is better",
-        alternative=f"Mean difference to {summary.plan.control} within seeds, at each evaluation; the bands are 95 "
-        f"percent intervals for each point by itself. At the end, in nats: {ends or 'no numbers'}.",
+        title=f"Difference from {summary.plan.control}, paired by seed: below zero is better",
+        alternative=f"Mean difference from {summary.plan.control} at each evaluation, paired by seed, with pointwise "
+        f"95 % confidence bands. Final differences, in nats: {ends or 'none'}.",
         x_label="share of the training (percent)",
         y_label=f"loss minus that of {summary.plan.control} (nats)",
         series=tuple(series),
@@ -76,7 +72,7 @@ def difference_panel(summary: Summary) -> Lines:
 
 
 def length_panel(summary: Summary) -> Lines | None:
-    """Return loss by position, up to four times the training length; None where the task has no length."""
+    """Return the loss by position, up to four times the training length; None if the task has no length."""
     if not any(record.loss_by_position for variant in summary.variants for record in variant.finished):
         return None
     length = summary.plan.task.length
@@ -86,14 +82,18 @@ def length_panel(summary: Summary) -> Lines | None:
         lambda r: tuple(position for position, _ in r.loss_by_position),
         lambda r: tuple(loss for _, loss in r.loss_by_position),
     )
-    beyond = {line.label: _mean_beyond(line, length) for line in series if not line.faint}
+    beyond = {
+        line.label: mean_of_known(y for x, y in zip(line.x, line.y, strict=True) if x is not None and x > length)
+        for line in series
+        if not line.faint
+    }
     means = ", ".join(f"{name} {mean:.3f}" for name, mean in beyond.items() if mean is not None)
     return Lines(
         title="Loss by position",
         alternative=f"Loss by position up to {4 * length}. Means beyond the training length of {length}, in nats: "
-        f"{means or 'no numbers'}.",
+        f"{means or 'none'}.",
         x_label="position (tokens)",
-        y_label="loss at that position (nats)",
+        y_label="loss at the position (nats)",
         series=series,
         marker=float(length),
         marker_label="training length",
@@ -103,7 +103,7 @@ def length_panel(summary: Summary) -> Lines | None:
 def seeds_and_mean(
     summary: Summary, x: Callable[[Record], Numbers], y: Callable[[Record], Sequence[float | None]]
 ) -> tuple[Series, ...]:
-    """Return a faint line for each run and a bold one for the mean of each variant."""
+    """Return a thin line for each run and a bold one for the mean of each variant."""
     series: list[Series] = []
     for variant in summary.variants:
         for record in variant.records:
@@ -112,25 +112,19 @@ def seeds_and_mean(
                 series.append(Series(label=label, group=variant.name, x=xs, y=tuple(y(record)), faint=True))
     for variant in summary.variants:
         if drawn := [record for record in variant.finished if x(record)]:
-            xs, ys = (_means([function(record) for record in drawn]) for function in (x, y))
+            xs, ys = (
+                tuple(fmean(column) if column else None for column in _known_columns([values(r) for r in drawn]))
+                for values in (x, y)
+            )
             series.append(Series(label=variant.name, group=variant.name, x=xs, y=ys))
     return tuple(series)
 
 
-def _means(rows: Sequence[Sequence[float | None]]) -> Numbers:
-    return tuple(fmean(column) if column else None for column in _known_columns(rows))
-
-
 def _known_columns(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """Collect the numbers of each column, up to the length of the shortest row; a column of gaps is empty."""
+    """Return the known numbers of each column, up to the length of the shortest row."""
     return [[value for value in column if value is not None] for column in zip(*rows, strict=False)]
 
 
 def _differences(record: Record, control: Record) -> Numbers:
     points = zip(record.curve, control.curve, strict=False)
     return tuple(None if own.loss is None or other.loss is None else own.loss - other.loss for own, other in points)
-
-
-def _mean_beyond(line: Series, length: int) -> float | None:
-    known = [y for x, y in zip(line.x, line.y, strict=True) if y is not None and length < (x or -math.inf)]
-    return fmean(known) if known else None

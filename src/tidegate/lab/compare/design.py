@@ -1,4 +1,4 @@
-"""The runs of a comparison: one of each variant, made equal, and repeated under every seed."""
+"""The runs of a comparison: one of each variant, matched, and repeated under every seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidegate.lab.training.run import ModelConfig, Run, Training
 
 
 def make_plan(request: Request, base: dict[str, Run]) -> Plan:
-    """Make the first line of the records: all that decides numbers, and how to ask for it again."""
+    """Return the plan, the first line of the records: everything that determines the numbers, and its command."""
     data = request.task.load()
     budget = request.budget or PRESETS[request.task.kind][request.preset].budget
     decisive: dict[str, Any] = {
@@ -56,15 +56,15 @@ def make_plan(request: Request, base: dict[str, Run]) -> Plan:
 
 
 def base_runs(request: Request) -> dict[str, Run]:
-    """Return one run of each variant, its first, as it would be if nothing were matched or tuned."""
+    """Return the first run of each variant, before matching of steps and tuning."""
     if request.runs:
-        # Reversed, so that the first run of a variant is the one that stays.
+        # Reversed, so that the first run of each variant stays.
         return {run.variant: run for run in reversed(request.runs)}
     data, preset = request.task.load(), PRESETS[request.task.kind][request.preset]
     reading = [variant.name for variant in request.variants if variant.gates.read_other_sequences]
     if reading and len(data.probe().inputs) < 2:
-        expected = "without shuffled gates, which read the next sequence, where a single sequence is held out"
-        hint = "Give more data, use shorter sequences, or leave the shuffled gates out."
+        expected = "without shuffled gates, which read the next sequence, if only one sequence is held out"
+        hint = "Use more data, shorter sequences, or no shuffled gates."
         raise InputError("variants", expected=expected, got=", ".join(reading), hint=hint)
     training = replace(preset.training(request.task, request.budget), device=request.device)
     runs: dict[str, Run] = {}
@@ -79,13 +79,13 @@ def base_runs(request: Request) -> dict[str, Run]:
         )
         if request.settings is not None:
             run = request.settings.setting_of(variant).given_to(run)
-        # What a variant sets for itself wins over what was tuned.
+        # A variant's own options override tuned ones.
         model, trained = model_options(variant), training_options(variant)
         runs[variant.name] = replace(run, model=replace(run.model, **model), training=replace(run.training, **trained))
     names = {variant.name: variant.overrides.get("params") for variant in request.variants}
     if request.match == "params":
         names = dict.fromkeys(names, request.control.name)
-    # Counted before any of them is widened.
+    # Counted before any variant is widened.
     targets = {name: num_parameters(runs[str(other)].model) for name, other in names.items() if other is not None}
     return runs | {
         name: replace(runs[name], model=match_parameters(runs[name].model, target)) for name, target in targets.items()
@@ -93,7 +93,7 @@ def base_runs(request: Request) -> dict[str, Run]:
 
 
 def match_steps(request: Request, base: dict[str, Run], costs: Costs) -> dict[str, Run]:
-    """Give the runs the steps that make them equal in FLOPs or time, if that is asked for."""
+    """Return the runs with the numbers of steps that match FLOPs or time, if requested."""
     control = base[request.control.name]
     steps = control.training.steps
     if request.match == "flops":
@@ -108,7 +108,7 @@ def match_steps(request: Request, base: dict[str, Run], costs: Costs) -> dict[st
 
 
 def design_runs(base: Mapping[str, Run], *, num_seeds: int, chosen: Mapping[tuple[str, int], Setting]) -> list[Run]:
-    """Return every variant under every seed, block by block, at the settings chosen for it there, if any were."""
+    """Return the runs of all variants under all seeds, block by block, at the settings selected for each block."""
     runs = [replace(run, block=block, seed=run.seed + block) for block in range(num_seeds) for run in base.values()]
     settings = ((run, chosen.get((run.variant, run.block))) for run in runs)
     return [run if setting is None else setting.given_to(run) for run, setting in settings]
@@ -126,18 +126,18 @@ def single_run(
     model: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Return the run of a variant on text, which is opened for it and not read through.
+    """Return the run of a variant on text, which is opened but not read through.
 
     Args:
-        variant: The gate, with options of its own.
+        variant: The gate, with its own options.
         size: Of the model and its batches.
-        data: The text, a path as `text_task` takes it; None reads Python's own sources.
-        field: Where `.jsonl` lines and datasets have their text.
-        budget: Tokens to train on; None takes twenty for each parameter.
-        lr: The largest learning rate; None takes that of the width, and the variant's own comes before both.
-        seed: Of initial values and batches.
+        data: Path of the text, as in `text_task`; None takes Python's own sources.
+        field: Field of `.jsonl` lines and datasets that holds the text.
+        budget: Training tokens; None takes twenty per parameter.
+        lr: Peak learning rate; None takes the default of the width. The variant's own rate overrides both.
+        seed: Random seed for initialization and data order.
         model: More options of the model's configuration.
-        engine: More options of `Training`, which come before the variant's own.
+        engine: More options of `Training`, which override the variant's own.
     """
     if unused := {"params", "first_seed"} & set(variant.overrides):
         expected = "without params and first_seed, which are options of a comparison"
@@ -166,23 +166,23 @@ def single_run(
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Return how many numbers a model of this configuration learns, counted without allocating them."""
+    """Return the number of parameters of a model, without allocating them."""
     with torch.device("meta"):
         return build_model(config).num_parameters()
 
 
 def match_parameters(config: ModelConfig, target: int) -> ModelConfig:
-    """Choose feed-forward widths that bring a configuration as near as can be to `target` parameters.
+    """Return the configuration with the feed-forward widths that bring it closest to `target` parameters.
 
-    The blocks' widths differ by at most one, the first blocks being the wider.
+    Widths differ by at most one between blocks; the first blocks are the wider ones.
     """
     blocks = config.num_layers
-    # Parameters grow by one and the same number for each inner channel of any block.
+    # Each inner channel of any block adds the same number of parameters.
     thinnest, thicker = (num_parameters(replace(config, d_ff=(width,) + (1,) * (blocks - 1))) for width in (1, 2))
     channels = blocks + round((target - thinnest) / (thicker - thinnest))
     if channels < blocks:
-        expected = f"something else where the gate {config.gate} alone has more parameters than {target:,}"
-        hint = f"Feed-forward layers of one channel leave {thinnest:,}. Use a larger preset, or match tokens."
+        expected = f"another budget: the gate {config.gate} leaves no room for {target:,} parameters"
+        hint = f"With feed-forward layers of one channel there are {thinnest:,}. Use a larger preset, or match tokens."
         raise InputError("match", expected=expected, got="params", hint=hint)
     width, wider = divmod(channels, blocks)
     return replace(config, d_ff=(width + 1,) * wider + (width,) * (blocks - wider))

@@ -1,4 +1,4 @@
-"""What was measured on the trained model of each variant's first run: curvature of layers, gauge of heads."""
+"""Measurements of the trained model of each variant's first run: curvature of layers, gauge freedom of heads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tidegate.report.page import CellValue, Column, Prose, Section, Table
 
 
 def layer_sections(summary: Summary) -> Iterator[Section]:
-    """Show the measurements, and why something was not measured."""
+    """Return the sections of the measurements, with the reasons for missing ones."""
     layers = {variant.name: variant.layers for variant in summary.variants}
     yield Section(
-        title="How the layers bend",
-        lead="Relative curvature of two-dimensional slices through each attention layer, of the first run of each "
-        "variant: 0 is flat, 1 a sphere about the origin, below 0 a saddle.",
+        title="Curvature of the layers",
+        lead="Relative curvature of two-dimensional slices through each attention layer, in the first run of each "
+        "variant: 0 is flat, 1 is a sphere about the origin, negative values are saddles.",
         panels=(
             *curvature_panels({name: own.curvature for name, own in layers.items() if own.curvature is not None}),
             *_reasons({name: own.curvature_reason for name, own in layers.items()}),
@@ -27,9 +27,10 @@ def layer_sections(summary: Summary) -> Iterator[Section]:
     )
     gauges = {name: own.gauge for name, own in layers.items() if own.gauge}
     yield Section(
-        title="How free the heads are",
-        lead="Mixtures of a head's channels that change no output, of the first run of each variant. Where all are "
-        "free the channels mean nothing one by one; a gate between value and output projection gives each its place.",
+        title="Gauge freedom of the heads",
+        lead="Directions in which a head's channels can be mixed without changing any output, in the first run of each "
+        "variant. If all are free, single channels have no meaning; a gate between value and output projection fixes "
+        "them.",
         panels=(
             *((_gauge_table(gauges),) if gauges else ()),
             *_reasons({name: own.gauge_reason for name, own in layers.items()}),
@@ -38,7 +39,7 @@ def layer_sections(summary: Summary) -> Iterator[Section]:
 
 
 def _reasons(reasons: Mapping[str, str]) -> Iterator[Prose]:
-    """Say why something was not measured, a paragraph for each reason; it is empty where there is a measurement."""
+    """Return a paragraph for each reason that something was not measured; a reason is empty if it was."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         if reason:
@@ -51,23 +52,23 @@ def _gauge_table(models: Mapping[str, Sequence[LayerGauge]]) -> Table:
     columns = (
         Column(title="model"),
         Column(title="layer", digits=0),
-        Column(title="directions of a head", digits=0, help="Ways to mix its channels: their number squared."),
+        Column(title="directions per head", digits=0, help="Ways to mix its channels: the square of their number."),
         Column(title="free, theory", digits=0),
-        Column(title="free, least", digits=0, help="Over the heads of the layer."),
-        Column(title="free, most", digits=0),
+        Column(title="free, minimum", digits=0, help="Over the heads of the layer."),
+        Column(title="free, maximum", digits=0),
         Column(
-            title="hold of the others",
-            help="Median over directions and heads: change of the output along them, over that of the output "
-            "projection where it tells most.",
+            title="sensitivity of the others",
+            help="Median singular value over heads and directions that are not free: change of the output relative to "
+            "the largest change by the output projection.",
         ),
-        Column(title="weakest hold", help="Smallest singular value among the directions that are not free."),
+        Column(title="least sensitivity", help="Smallest singular value among the directions that are not free."),
     )
     rows = tuple(
         (name, float(place), *_layer_cells(layer))
         for name, layers in models.items()
         for place, layer in enumerate(layers)
     )
-    return Table(title="How free are the channels of each head to mix?", columns=columns, rows=rows)
+    return Table(title="Free directions of the channels of each head", columns=columns, rows=rows)
 
 
 def _layer_cells(layer: LayerGauge) -> Iterator[CellValue]:

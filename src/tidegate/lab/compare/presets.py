@@ -1,4 +1,4 @@
-"""Sizes to start a comparison from: models and trainings for each kind of task."""
+"""Presets of a comparison: model and training sizes for each kind of task."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PresetName: TypeAlias = Literal["tiny", "small", "base"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A model's sizes and its training's."""
+    """Sizes of a model and its training."""
 
     d_model: int
     num_layers: int
     num_heads: int
     length: int | None = None
-    """Tokens of a training example; None leaves it to the task."""
+    """Sequence length in tokens; None takes the task's."""
     batch_size: int
     budget: int
-    """Tokens, or images, to train on."""
+    """Training tokens, or images."""
     lr: float
     patch_size: int = 4
     """Of images."""
@@ -41,7 +41,7 @@ class Preset:
         return TransformerConfig(gate=gates, **sizes, vocab_size=data.vocab_size, max_length=task.length)
 
     def training(self, task: Task, budget: int | None = None) -> Training:
-        """Return the training of this size: as many whole steps as the budget has, at least one."""
+        """Return the training of this size: the budget in whole steps, at least one."""
         per_step = self.batch_size * task.length
         return Training(
             steps=max(1, round((self.budget if budget is None else budget) / per_step)),

@@ -1,4 +1,4 @@
-"""Trials at every learning rate and initialization: where a verdict holds, and how much of the rate is tolerated."""
+"""Trials at every learning rate and initialization: where verdicts hold, and each variant's learning-rate tolerance."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from tidegate._verdict import Effect
-from tidegate.lab.compare.summary import Summary
+from tidegate.lab.compare.summary import Summary, compare_with_placebos
 from tidegate.lab.compare.tuning import choose_settings, rate_of, spell_value, start_of
-from tidegate.lab.compare.variants import placebos_of
-from tidegate.lab.judging import Comparison, PlaceboResult, compare_to_control, effect_of, judge_placebo, side_of_zero
+from tidegate.lab.judging import Comparison, PlaceboResult, compare_to_control, effect_of, side_of_zero
 from tidegate.lab.training.records import Plan, Record
 from tidegate.report.page import CellValue, Column, Lines, Map, Maps, Panel, Prose, Section, Series, Table
 
 _TOLERATED = 0.01
-"""Share of the best loss by which a tolerated rate may lie above it."""
+"""A rate is tolerated if its loss is at most this share above the best."""
 _FEWEST_RATES = 3
-"""With fewer rates no tolerance is shown."""
+"""With fewer rates, no tolerance is shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapPoint:
-    """One point of the grid, judged like a comparison of its own."""
+    """The comparison at one point of the grid."""
 
     lr: float
     start: str
@@ -31,14 +30,14 @@ class MapPoint:
     placebos: Mapping[str, tuple[PlaceboResult, ...]]
     """By variant."""
     effects: Mapping[str, Effect]
-    """By variant that has a placebo."""
+    """By variant with a placebo."""
 
 
 def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]:
-    """Judge every point of the grid, start by start; nothing unless every block tried every one of them.
+    """Compare the variants at every point of the grid; return nothing unless every seed has a trial at every point.
 
-    The intervals of a point hold for all variants at once. They are not adjusted for the number of points: the map
-    shows where a verdict turns, and is no verdict itself.
+    The intervals of a point are simultaneous for all variants, but not adjusted for the number of points: the map shows
+    where a verdict changes and is not a verdict itself.
     """
     points: dict[tuple[str, float], dict[str, dict[int, Record]]] = {}
     for record in trials:
@@ -51,59 +50,59 @@ def robustness_map(plan: Plan, trials: Sequence[Record]) -> tuple[MapPoint, ...]
         return ()
     order = [spell_value(start) for start in plan.grid.starts]
     places = sorted(points, key=lambda place: (order.index(place[0]), place[1]))
-    return tuple(_judge_point(plan, *place, points[place]) for place in places)
+    return tuple(_map_point(plan, *place, points[place]) for place in places)
 
 
-def _judge_point(plan: Plan, start: str, lr: float, records: Mapping[str, Mapping[int, Record]]) -> MapPoint:
+def _map_point(plan: Plan, start: str, lr: float, records: Mapping[str, Mapping[int, Record]]) -> MapPoint:
     losses = {v.name: [records[v.name][block].loss for block in range(plan.num_seeds)] for v in plan.variants}
     comparison = compare_to_control(losses, control=plan.control, margin=plan.margin, unit="nats")
-    placebos = {
-        variant.name: tuple(
-            judge_placebo(losses[variant.name], losses[name], name=name, confidence=comparison.confidence)
-            for name in placebos_of(variant, plan.variants, control=plan.control)
-        )
-        for variant in plan.variants
-    }
+    placebos = compare_with_placebos(plan, losses, comparison)
     effects: dict[str, Effect] = {name: effect_of(comparison[name], own) for name, own in placebos.items() if own}
     return MapPoint(lr=lr, start=start, comparison=comparison, placebos=placebos, effects=effects)
 
 
 def turning_sentence(points: Sequence[MapPoint], name: str) -> str:
-    """Say at which settings a variant is better than the control, and at which worse."""
-    sides = [side_of_zero(point.comparison[name].low, point.comparison[name].high) for point in points]
-    below, above = ([p for p, own in zip(points, sides, strict=True) if own == side] for side in (-1, 1))
-    control = points[0].comparison.control
-    return (
-        f"{name} is below {control} at {_places(below)}; above it at {_places(above)}; {sides.count(0)} of "
-        f"{len(points)} settings show no significant difference."
-    )
+    """Return a sentence on the settings at which a variant is significantly below and above the baseline."""
+    found: dict[str, list[MapPoint]] = {}
+    for point in points:
+        result = point.comparison[name]
+        side = side_of_zero(result.low, result.high)
+        words = ("no significant difference", "significantly higher loss", "significantly lower loss")[side]
+        found.setdefault("no verdict" if result.low is None else words, []).append(point)
+    order = ("significantly lower loss", "significantly higher loss", "no significant difference", "no verdict")
+    parts = [
+        f"{words} at {len(found[words])} of {len(points)} settings{_places(found[words]) * ('loss' in words)}"
+        for words in order
+        if words in found
+    ]
+    return f"{name} compared with {points[0].comparison.control}: {'; '.join(parts)}."
 
 
 def _places(points: Sequence[MapPoint]) -> str:
-    """Name points by their starts and rates: "init 0.02, rate 0.003 and 0.006"."""
+    """List points by initialization and rate, as in " (init 0.02, rate 0.003 and 0.006)"."""
     by_start: dict[str, list[float]] = {}
     for point in points:
         by_start.setdefault(point.start, []).append(point.lr)
     listed = (f"init {start}, rate {' and '.join(f'{lr:g}' for lr in sorted(own))}" for start, own in by_start.items())
-    return ", ".join(listed) or "no setting"
+    return f" ({', '.join(listed)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How much the learning rate matters to one variant."""
+    """The learning-rate tolerance of one variant."""
 
     octaves: tuple[float | None, ...]
-    """In each block, the width in octaves of the rates that end within 1 % of the best; None if every rate diverged."""
+    """For each seed, the range in octaves of the rates that end within 1 % of the best; None if all diverged."""
     reaches_end: bool
-    """Whether the tolerated rates reach an end of the grid in some block, so that more may be tolerated."""
+    """Whether the range reaches an end of the grid under some seed, so that the tolerance may be larger."""
     diverged_at: float | None
     """The lowest rate at which a trial diverged; None if none did."""
     spikes: float | None
-    """Steps of a trial whose loss leapt up, on average; None where that is not on record."""
+    """Mean number of loss spikes per trial; None if it is not on record."""
 
 
 def tolerance_of(trials: Sequence[Record]) -> Tolerance:
-    """Measure the tolerance of one variant from its trials, in each block at its best start there."""
+    """Return the tolerance of one variant from its trials, for each seed at its best initialization."""
     blocks = sorted({record.run.block for record in trials})
     widths = [_tolerated_octaves([r for r in trials if r.run.block == block]) for block in blocks]
     spikes = [record.num_spikes for record in trials if record.num_spikes is not None]
@@ -116,7 +115,7 @@ def tolerance_of(trials: Sequence[Record]) -> Tolerance:
 
 
 def _tolerated_octaves(trials: Sequence[Record]) -> tuple[float | None, bool]:
-    """The width of the tolerated rates around the best, between trials along a line in the logarithm of the rate."""
+    """Return the range of tolerated rates around the best, interpolated linearly in the logarithm of the rate."""
     ended = [record for record in trials if record.loss is not None]
     if not ended:
         return None, False
@@ -130,10 +129,9 @@ def _tolerated_octaves(trials: Sequence[Record]) -> tuple[float | None, bool]:
 
 
 def _reach(curve: Sequence[tuple[float, float | None]], limit: float) -> tuple[float, bool]:
-    """How far from its first point a curve stays below the limit, and whether it does so to its last point.
+    """Return how far from its first point a curve stays below the limit, and whether it does so up to its last point.
 
-    A trial that diverged is above any limit, and where between it and its neighbour the limit lies is not known: the
-    reach ends at the neighbour.
+    The loss of a diverged trial is unknown, so the range ends at the trial before it.
     """
     start, (place, loss) = curve[0][0], curve[0]
     for next_place, next_loss in curve[1:]:
@@ -148,7 +146,7 @@ def _reach(curve: Sequence[tuple[float, float | None]], limit: float) -> tuple[f
 
 
 def rate_panels(summary: Summary) -> Iterator[Lines]:
-    """Draw the loss of the trials against the learning rate, each block at its best start; nothing without trials."""
+    """Plot the loss of the trials against the learning rate, each seed at its best initialization."""
     if not summary.tuning:
         return
     best = {key: spell_value(setting.init) for key, setting in choose_settings(summary.tuning).items()}
@@ -167,10 +165,10 @@ def rate_panels(summary: Summary) -> Iterator[Lines]:
     }
     words = ", ".join(f"{name} {point[0]:.4f} at {point[1]:g}" for name, point in lowest.items() if point is not None)
     yield Lines(
-        title="Loss of the trials against their learning rate",
-        alternative=f"Loss of the trials against their learning rate; lowest: {words or 'every run diverged'}.",
+        title="Loss of the tuning trials by learning rate",
+        alternative=f"Loss of the tuning trials by learning rate; lowest: {words or 'all runs diverged'}.",
         x_label="learning rate",
-        y_label="loss (nats), mean over blocks at their best init; none where a run diverged",
+        y_label="loss (nats), mean over seeds at their best init; empty if a run diverged",
         series=series,
         log_x=True,
     )
@@ -182,15 +180,15 @@ def _mean_if_complete(losses: Sequence[float | None]) -> float | None:
 
 
 def robustness_section(summary: Summary) -> Section | None:
-    """Show where verdicts hold; None unless every block tried every point of a grid."""
+    """Return the section on where verdicts hold; None unless every seed has a trial at every point of the grid."""
     points = robustness_map(summary.plan, summary.tuning)
     if not points:
         return None
     others = [variant.name for variant in summary.plan.variants if variant.name != summary.plan.control]
     return Section(
-        title="Where the verdict holds",
-        lead="Every variant at every learning rate and start of the weights. Each setting is judged by itself, by its "
-        f"{summary.plan.num_seeds} blocks; its intervals hold for all variants at once, and are not adjusted for "
+        title="Robustness to learning rate and initialization",
+        lead="Every variant at every learning rate and initialization. Each setting is compared individually over "
+        f"{summary.plan.num_seeds} seeds; its intervals are simultaneous for all variants, but not adjusted for "
         f"{len(points)} settings.",
         panels=(
             Prose(paragraphs=tuple(turning_sentence(points, name) for name in others)),
@@ -209,10 +207,10 @@ def _maps(points: Sequence[MapPoint], others: Sequence[str]) -> Maps:
         Map(label=name, values=tuple(tuple(by_place[s, rate][name].difference for rate in rates) for s in starts))
         for name in others
     )
-    what = f"Difference to {points[0].comparison.control} by start and rate"
+    what = f"Difference from {points[0].comparison.control} by initialization and learning rate"
     words = "; ".join(f"{map_.label} {_range(map_)}" for map_ in maps)
     return Maps(
-        title=f"{what}: a negative one is a lower loss",
+        title=f"{what}: negative is better",
         alternative=f"{what}, in nats: {words}.",
         row_label="init",
         column_label="rate",
@@ -230,19 +228,19 @@ def _range(map_: Map) -> str:
 
 
 def _table(points: Sequence[MapPoint], others: Sequence[str]) -> Table:
-    """Every point with its intervals."""
+    """Return the intervals at every point."""
     control = points[0].comparison.control
     return Table(
-        title="Every setting with its intervals",
+        title="Intervals at every setting",
         columns=(
             Column(title="variant"),
             Column(title="init"),
             Column(title="rate"),
-            Column(title="verdict", help=f"Against {control}, at this setting alone."),
-            *map(_in_nats, ("difference", "from", "to")),
+            Column(title="verdict", help=f"Against {control}, at this setting only."),
+            *map(_in_nats, ("difference", "low", "high")),
             Column(title="placebo"),
-            *map(_in_nats, ("to placebo", "placebo from", "placebo to")),
-            Column(title="its gate", help="Against the control and against every placebo."),
+            *map(_in_nats, ("from placebo", "placebo low", "placebo high")),
+            Column(title="mechanism", help="Effect against the baseline and every placebo."),
         ),
         rows=tuple(row for name in others for point in points for row in _rows(point, name)),
     )
@@ -253,7 +251,7 @@ def _in_nats(title: str) -> Column:
 
 
 def _rows(point: MapPoint, name: str) -> Iterator[tuple[CellValue, ...]]:
-    """A row for each placebo of a variant, one if it has none."""
+    """Yield a row for each placebo of a variant, or a single row without a placebo."""
     result = point.comparison[name]
     own = (name, point.start, f"{point.lr:g}", result.verdict, result.difference, result.low, result.high)
     effect = point.effects.get(name)
@@ -265,7 +263,7 @@ def _rows(point: MapPoint, name: str) -> Iterator[tuple[CellValue, ...]]:
 
 
 def _tolerance_panels(summary: Summary) -> Iterator[Panel]:
-    """How much of the learning rate each variant tolerates; nothing of fewer than three rates."""
+    """Yield the table of the variants' learning-rate tolerances; nothing with fewer than three rates."""
     plan = summary.plan
     if plan.grid is None or len(plan.grid.rates) < _FEWEST_RATES:
         return
@@ -281,25 +279,27 @@ def _tolerance_panels(summary: Summary) -> Iterator[Panel]:
         unit="octaves",
     )
     yield Table(
-        title="How much of the learning rate is tolerated",
+        title="Learning-rate tolerance",
         columns=(
             Column(title="variant"),
             Column(
                 title="tolerated",
                 unit="octaves",
                 digits=2,
-                help=f"Width of the rates that end within {_TOLERATED:.0%} of the best, at a block's best start.",
+                help=f"Range of rates that end within {_TOLERATED:.0%} of the best, at each seed's best init.",
             ),
-            Column(title="difference", unit="octaves", digits=2, signed=True, help="To the control, within blocks."),
+            Column(
+                title="difference", unit="octaves", digits=2, signed=True, help="From the baseline, paired by seed."
+            ),
             Column(title="from", digits=2, signed=True),
             Column(title="to", digits=2, signed=True),
-            Column(title="reaches an end", help="Whether more may be tolerated than the grid has."),
-            Column(title="diverged from", help="The lowest rate at which a trial diverged; empty if none did."),
-            Column(title="spikes", digits=2, help="Steps of a trial whose loss leapt up, on average."),
+            Column(title="reaches an end", help="Of the grid: the tolerance may be larger."),
+            Column(title="diverges at", help="Lowest rate at which a trial diverged; empty if none did."),
+            Column(title="loss spikes", digits=2, help="Mean number of steps per trial."),
         ),
         rows=tuple(_tolerance_row(name, own, judged) for name, own in found.items()),
-        note="Intervals hold for all variants at once. Between two rates the loss is taken along a line in the "
-        "logarithm of the rate.",
+        note="Intervals are simultaneous for all variants. The loss is interpolated linearly in the logarithm of the "
+        "rate.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Train every variant under equal conditions, and record every run."""
+"""Train every variant under equal conditions and record every run."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from tidegate.lab.training.records import (
 from tidegate.lab.training.run import Run
 
 CHECKPOINTS = "checkpoints"
-"""The folder, beside the records, with the checkpoints of runs under way and of models still to be measured."""
+"""Folder beside the records, for checkpoints of unfinished runs and of models that are not measured yet."""
 
 
 class RunsFailedError(RuntimeError):
-    """Runs ended with an error: their records hold the tracebacks."""
+    """Runs failed with an error; their records have the tracebacks."""
 
 
 def compare(request: Request, folder: Path, *, executor: Executor, on_event: Callable[[Event], None]) -> list[Line]:
-    """Do all runs and measurements that are not in the folder's records yet, and return all of its lines.
+    """Execute all runs and measurements that are not on record in the folder, and return all of its lines.
 
     A second call with the same request resumes where the first stopped.
 
     Raises:
         InputError: The folder holds another comparison.
-        RunsFailedError: Runs ended with an error; all others were done before.
+        RunsFailedError: Runs failed; all others were executed before.
     """
     base = base_runs(request)
     plan = make_plan(request, base)
     file = RecordFile(records_path(folder))
     if not file.path.exists():
-        # Checked before anything is written or measured. A comparison that resumes may have nothing left to do.
+        # Before anything is written or measured. A resumed comparison may have no runs left.
         executor.require(list(base.values()))
     folder.mkdir(parents=True, exist_ok=True)
     with file.lock():
@@ -66,7 +66,7 @@ def compare(request: Request, folder: Path, *, executor: Executor, on_event: Cal
 
 
 def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) -> None:
-    # The plan may be the line that a user removed because it was damaged.
+    # A user may have removed the line of the plan because it was damaged.
     if not any(isinstance(line, Plan) for line in work.lines):
         work.append(plan)
     costs = _costs(base, plan, work)
@@ -82,7 +82,7 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
             tried += work.run_missing(phase, trials, num_later=num_runs - len(tried) - len(trials))
         chosen = choose_settings(tried) if request.grid.chooses else {}
     runs = list(request.runs) or design_runs(base, num_seeds=request.num_seeds, chosen=chosen)
-    # One model of each variant is measured: it takes seconds, and the page shows one of each.
+    # The layers of one model per variant are measured.
     firsts = [run for run in runs if run.block == 0]
     before = {line.id for line in work.lines if isinstance(line, Record)}
     work.run_missing("comparing", runs, keep={run.id for run in firsts})
@@ -92,35 +92,35 @@ def _compare(request: Request, base: dict[str, Run], plan: Plan, work: _Work) ->
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """The records of a comparison under way, and what does its runs."""
+    """The records of a running comparison, and its executor."""
 
     file: RecordFile
     lines: list[Line]
-    """All that is in the file, which is read once."""
+    """All lines of the file, which is read once."""
     checkpoints: Path
     executor: Executor
     on_event: Callable[[Event], None]
 
     def append(self, line: Line) -> None:
-        """Add a line to the file, and to the lines in memory once it is on the disk."""
+        """Append a line to the file and then to the lines in memory."""
         self.file.append(line)
         self.lines.append(line)
 
     def run_missing(
         self, phase: str, runs: Sequence[Run], *, keep: Collection[str] = (), num_later: int = 0
     ) -> list[Record]:
-        """Return the records of these runs, running those that are missing and not known from others.
+        """Return the records of these runs, after executing the missing ones.
 
         Args:
-            phase: The name of what these runs are for.
-            runs: The runs.
-            keep: Ids of runs whose last checkpoint is still needed if they finish.
-            num_later: Number of runs of the phases after this one.
+            phase: Name of the phase.
+            runs: Its runs.
+            keep: Ids of runs whose last checkpoint is needed after they finish.
+            num_later: Number of runs of later phases.
         """
         done, repeated = _ended_records(self.lines), _repeated(runs)
         known = done.keys() | repeated.keys()
         missing = [run for run in runs if run.id not in known]
-        # A command that was killed right after it had written a record left the checkpoints of that run.
+        # A command that was killed right after writing a record leaves the checkpoints of that run.
         for run in runs:
             if run.id in done and run.id not in keep:
                 forget_checkpoint(self.checkpoints, run.id)
@@ -129,7 +129,7 @@ class _Work:
         failed: list[Record] = []
         for record in self.executor.execute(missing, checkpoints=self.checkpoints, report=self.on_event):
             self.append(record)
-            # Delete the checkpoint only after the record is on disk; a run that failed goes on from it.
+            # Delete the checkpoint only after the record is on disk; a failed run resumes from it.
             if record.status == "diverged" or (record.status == "finished" and record.id not in keep):
                 forget_checkpoint(self.checkpoints, record.id)
             failed += [record] if record.status == "failed" else []
@@ -145,7 +145,7 @@ class _Work:
         if failed:
             names = ", ".join(f"{record.run.variant} (seed {record.run.seed})" for record in failed)
             last = failed[-1].error.strip().splitlines()[-1]
-            raise RunsFailedError(f"{len(failed)} of {len(runs)} runs failed: {names}. The last said: {last}")
+            raise RunsFailedError(f"{len(failed)} of {len(runs)} runs failed: {names}. The last error: {last}")
         done = _ended_records(self.lines)
         for run in runs:
             if run.id not in done:
@@ -155,7 +155,7 @@ class _Work:
 
 
 def _repeated(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the ids of runs whose gates change nothing, each with that of the same run without them."""
+    """Return the ids of runs with identity gates, each with the id of the same run without these gates."""
     unnamed = {replace(run, variant="").id: run.id for run in runs}
     found: dict[str, str] = {}
     for run in runs:
@@ -168,17 +168,17 @@ def _repeated(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _ended_records(lines: Sequence[Line]) -> dict[str, Record]:
-    """Return records by run id, of the runs that need not be done again: they finished or diverged."""
+    """Return the records of finished and diverged runs by id; failed runs are repeated."""
     return {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}
 
 
 def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
-    """Return the costs on record, or measure them: once, because matching by time depends on them."""
+    """Return the costs on record, or measure them. They are measured once, since matching by time depends on them."""
     if (recorded := last_costs(work.lines)) is not None:
         return recorded
     compared = [record for record in _ended_records(work.lines).values() if record.run.role == "comparison"]
     if plan.match == "time" and compared:
-        expected = "a folder with the costs that set the lengths of its runs"
+        expected = "a folder with the recorded costs, which determine the lengths of its runs"
         raise InputError("out", expected=expected, got=work.file.path.parent, hint="Choose another folder.")
     work.on_event(Phase(name="measuring costs", num_runs=0))
     costs = measure_costs(base, control=plan.control, request=plan.request)
@@ -187,15 +187,15 @@ def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
 
 
 def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -> None:
-    """Measure the trained models of these runs, those that are not measured yet, and forget their checkpoints.
+    """Measure the trained models of these runs that are not measured yet, and delete their checkpoints.
 
-    A run whose model is no longer there is trained again, which gives the same model, and its record stays: somebody
-    may have removed a damaged line of measurements.
+    If a user removed a damaged line of measurements, the run is trained again, which gives the same model; its record
+    stays.
 
     Args:
         runs: The first run of each variant.
-        before: Ids of runs that were on record when the command began; the models of others are here, or out of reach.
-        work: The comparison under way.
+        before: Ids of runs on record when the command began. Checkpoints of later runs exist, or are out of reach.
+        work: The running comparison.
     """
     measured = {line.id: line for line in work.lines if isinstance(line, LayerMeasurements)}
     repeated = _repeated(runs)
@@ -203,7 +203,7 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
     missing = [run for run in runs if run.id in finished - measured.keys() - repeated.keys()]
     lost = [run for run in missing if run.id in before and not has_checkpoint(work.checkpoints, run.id)]
     if lost:
-        work.on_event(Phase(name="training again what is to be measured", num_runs=len(lost)))
+        work.on_event(Phase(name="retraining models to measure", num_runs=len(lost)))
         for _ in work.executor.execute(lost, checkpoints=work.checkpoints, report=work.on_event):
             pass
     if missing:
@@ -219,16 +219,16 @@ def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -
 
 
 def _check_same(lines: Sequence[Line], plan: Plan, folder: Path) -> None:
-    """Raise InputError if the folder holds another comparison, or this one from another machine or version."""
+    """Raise InputError if the folder holds another comparison, or the same from another machine or version."""
     for line in lines:
         if isinstance(line, Plan | Costs) and line.request != plan.request:
             other = (line.command if isinstance(line, Plan) else "") or line.request
-            hint = f"It holds {other}. Choose another folder, or remove that one."
+            hint = f"It holds {other}. Choose another folder, or remove this one."
             raise InputError("out", expected="a folder without another comparison", got=folder, hint=hint)
         if isinstance(line, Plan):
             before, now = line.environment, plan.environment
             changed = [f"{name} {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
             if changed:
                 expected = "a folder of runs that are comparable with new ones"
-                hint = f"It has {', '.join(changed)}. Choose another folder."
+                hint = f"Changed since: {', '.join(changed)}. Choose another folder."
                 raise InputError("out", expected=expected, got=folder, hint=hint)

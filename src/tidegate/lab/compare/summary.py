@@ -1,12 +1,13 @@
-"""What a comparison found, in numbers: the terminal, the page and `results.json` all read these."""
+"""The results of a comparison as numbers, which the terminal, the page and `results.json` show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tidegate._json import encode
+from tidegate._text import number_of
 from tidegate._verdict import Effect
 from tidegate.gates import Gates
 from tidegate.lab.compare.variants import placebos_of
@@ -20,81 +21,82 @@ from tidegate.lab.judging import (
     judge_placebo,
     mean_and_sd,
 )
-from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, Variant, last_costs
+from tidegate.lab.judging.words import duration
+from tidegate.lab.training.records import Cost, LayerMeasurements, Line, Plan, Record, last_costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantSummary:
-    """One variant: its runs, and what they say."""
+    """One variant: its runs and its results."""
 
     name: str
     gate: str
     records: tuple[Record, ...]
-    """One a block, in the order of the blocks."""
+    """One per seed, in order."""
     result: VariantResult
     cost: Cost | None
     layers: LayerMeasurements
     """Of the trained model of its first record."""
     placebos: tuple[PlaceboResult, ...]
-    """Against what has all of its gate but the mechanism."""
+    """Compared with variants that have all of its gate except the mechanism."""
     effect: Effect
     effect_sentence: str
-    """What that says of its gate; empty for what has no placebo."""
+    """The effect of its mechanism in words; empty without a placebo."""
 
     @property
     def branch_scale(self) -> float | None:
-        """What the gate multiplies the attention branch by at the start, see `Gates.branch_scale`."""
+        """Initial factor of the attention branch, see `Gates.branch_scale`."""
         return Gates.parse(self.gate).branch_scale
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers it learns."""
+        """Number of trainable parameters."""
         return self.records[0].num_parameters
 
     @property
     def longest(self) -> Record:
-        """The run that went farthest: one that diverged stopped early."""
+        """The longest run: diverged runs stop early."""
         return max(self.records, key=lambda record: record.tokens)
 
     @property
     def finished(self) -> tuple[Record, ...]:
-        """The runs that ended in a number."""
+        """The runs that did not diverge."""
         return tuple(record for record in self.records if record.status == "finished")
 
     def metric(self, name: str) -> tuple[float, float | None] | None:
-        """Mean and standard deviation of what the task reports besides the loss; None where it does not."""
+        """Return mean and standard deviation of a metric that the task reports besides the loss; None without it."""
         values = [record.metrics[name] for record in self.finished if name in record.metrics]
         return mean_and_sd(values) if values else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A whole comparison."""
+    """The results of a whole comparison."""
 
     plan: Plan
     comparison: Comparison
     variants: tuple[VariantSummary, ...]
-    """In the order of the plan, the control first."""
+    """In the order of the plan, the baseline first."""
     tuning: tuple[Record, ...]
-    """The runs that chose learning rates."""
+    """The tuning runs."""
 
     @property
     def control(self) -> VariantSummary:
-        """What the others are compared with."""
+        """The baseline."""
         return next(variant for variant in self.variants if variant.name == self.plan.control)
 
     @property
     def metric(self) -> str | None:
-        """The name of what the task reports besides the loss."""
+        """Name of the metric that the task reports besides the loss."""
         return next((name for variant in self.variants for record in variant.finished for name in record.metrics), None)
 
     @property
     def examples(self) -> str:
-        """What is counted as seen: tokens, or images."""
+        """Unit of the training examples: tokens or images."""
         return "images" if self.plan.task.kind == "image" else "tokens"
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as plain JSON values: `results.json`."""
+        """Return all numbers as plain JSON values: `results.json`."""
         return {
             "plan": encode(self.plan),
             "comparison": asdict(self.comparison),
@@ -123,83 +125,96 @@ class Summary:
 
 
 def summarise(lines: Sequence[Line]) -> Summary:
-    """Judge what the records hold.
+    """Return the results of a comparison from its records.
 
-    A `ValueError` says what is missing if the comparison is not complete, and what is wrong with records that no
-    comparison wrote.
+    Raises:
+        ValueError: The records are incomplete, or not of a comparison.
     """
     plan = next((line for line in lines if isinstance(line, Plan)), None)
     if plan is None:
         raise ValueError(
-            "There is no plan among these records: they are not of a comparison, or its line was removed. The command "
-            "of the comparison writes it anew."
+            "The records have no plan: they are not of a comparison, or its line was removed. Rerun the command of the "
+            "comparison to write it again."
         )
     if plan.control not in (variant.name for variant in plan.variants):
-        raise ValueError(f"The plan of these records has no variant {plan.control!r}, which it names as its control.")
+        raise ValueError(f"The plan names {plan.control!r} as its control, but has no such variant.")
     runs = {line.id: line for line in lines if isinstance(line, Record) and line.status != "failed"}.values()
     compared = sorted((r for r in runs if r.run.role == "comparison"), key=lambda record: record.run.block)
     records = {v.name: tuple(r for r in compared if r.run.variant == v.name) for v in plan.variants}
-    _require_complete(plan, records)
-    layers = {line.id: line for line in lines if isinstance(line, LayerMeasurements)}
-    measured = last_costs(lines)
+    missing = {name: plan.num_seeds - len(own) for name, own in records.items() if len(own) != plan.num_seeds}
+    if missing:
+        words = ", ".join(f"{name} lacks {number_of(number, 'run')}" for name, number in missing.items())
+        raise ValueError(f"The comparison is not complete: {words}. Resume it with: {plan.command or 'compare(...)'}")
+    losses = {name: [record.loss for record in own] for name, own in records.items()}
     comparison = compare_to_control(
-        {name: [record.loss for record in own] for name, own in records.items()},
+        losses,
         control=plan.control,
         margin=plan.margin,
         identical=[name for name, own in records.items() if name != plan.control and _same(own, records[plan.control])],
         unit="nats",
+        time_of=_time_of(plan, list(runs)),
     )
+    placebos = compare_with_placebos(plan, losses, comparison)
+    layers = {line.id: line for line in lines if isinstance(line, LayerMeasurements)}
+    measured = last_costs(lines)
     costs = {cost.variant: cost for cost in measured.items} if measured is not None else {}
-    return Summary(
-        plan=plan,
-        comparison=comparison,
-        variants=tuple(
+    variants: list[VariantSummary] = []
+    for variant in plan.variants:
+        result, own, first = comparison[variant.name], placebos[variant.name], records[variant.name][0]
+        effect = effect_of(result, own)
+        variants.append(
             VariantSummary(
                 name=variant.name,
                 gate=variant.gate,
                 records=records[variant.name],
-                result=comparison[variant.name],
+                result=result,
                 cost=costs.get(variant.name),
-                layers=_layers(records[variant.name][0], layers),
-                **_effect(variant, plan, records, comparison),
+                layers=layers.get(first.id) or _no_layers(first),
+                placebos=own,
+                effect=effect,
+                effect_sentence=effect_sentence(result, own, effect, comparison),
             )
-            for variant in plan.variants
-        ),
-        tuning=tuple(sorted((r for r in runs if r.run.role == "tuning"), key=lambda r: r.id)),
-    )
+        )
+    tuning = sorted((r for r in runs if r.run.role == "tuning"), key=lambda r: r.id)
+    return Summary(plan=plan, comparison=comparison, variants=tuple(variants), tuning=tuple(tuning))
 
 
-def _effect(
-    variant: Variant, plan: Plan, records: Mapping[str, Sequence[Record]], comparison: Comparison
-) -> dict[str, Any]:
-    """What the placebos say of a variant, under the names that `VariantSummary` has."""
-    losses = {name: [record.loss for record in own] for name, own in records.items()}
-    placebos = tuple(
-        judge_placebo(losses[variant.name], losses[name], name=name, confidence=comparison.confidence)
-        for name in placebos_of(variant, plan.variants, control=plan.control)
-    )
-    result = comparison[variant.name]
-    effect = effect_of(result, placebos)
-    sentence = effect_sentence(result, placebos, effect, comparison)
-    return {"placebos": placebos, "effect": effect, "effect_sentence": sentence}
+def compare_with_placebos(
+    plan: Plan, losses: Mapping[str, Sequence[float | None]], comparison: Comparison
+) -> dict[str, tuple[PlaceboResult, ...]]:
+    """Compare each variant with its placebos, from the losses of all variants."""
+    return {
+        variant.name: tuple(
+            judge_placebo(losses[variant.name], losses[name], name=name, confidence=comparison.confidence)
+            for name in placebos_of(variant, plan.variants, control=plan.control)
+        )
+        for variant in plan.variants
+    }
 
 
-def _layers(record: Record, measured: Mapping[str, LayerMeasurements]) -> LayerMeasurements:
-    if record.id in measured:
-        return measured[record.id]
-    reason = "its first run diverged" if record.status == "diverged" else "no measurement is on record"
+def _time_of(plan: Plan, runs: Sequence[Record]) -> Callable[[int], str]:
+    """Return a function of a number of seeds: the time that their training takes on the recorded machine, in words."""
+    recorded = plan.environment.get("cores", "")
+    cores = int(recorded) if recorded.isdecimal() else 0
+    timings = [(run.timing.seconds, run.run.training) for run in runs if run.timing is not None]
+    core_seconds = sum(seconds[-1] * training.num_threads for seconds, training in timings if seconds)
+    is_known = cores and core_seconds and all(training.device == "cpu" for _, training in timings)
+
+    def words(num_seeds: int) -> str:
+        if not is_known:
+            return ""
+        time = duration(core_seconds / cores * num_seeds / plan.num_seeds)
+        return f"{time} of training on {number_of(cores, 'core')}"
+
+    return words
+
+
+def _no_layers(record: Record) -> LayerMeasurements:
+    reason = "its first run diverged" if record.status == "diverged" else "there is no measurement on record"
     return LayerMeasurements(id=record.id, curvature_reason=reason, gauge_reason=reason)
 
 
-def _require_complete(plan: Plan, records: dict[str, tuple[Record, ...]]) -> None:
-    missing = {name: plan.num_seeds - len(own) for name, own in records.items() if len(own) != plan.num_seeds}
-    if missing:
-        words = ", ".join(f"{name} lacks {number}" for name, number in missing.items())
-        again = plan.command or "the same command"
-        raise ValueError(f"The comparison is not complete: of {plan.num_seeds} runs each, {words}. Go on with: {again}")
-
-
 def _same(records: tuple[Record, ...], others: tuple[Record, ...]) -> bool:
-    """Whether the runs differ in their names alone."""
+    """Return whether the runs differ only in their names."""
     pairs = zip(records, others, strict=True)
     return all(replace(own.run, variant="") == replace(other.run, variant="") for own, other in pairs)

@@ -1,9 +1,8 @@
-"""Learning rates and initializations: which are tried, which are selected, and which earlier searches selected."""
+"""Tuning of learning rates and initializations: the trials, the selection, and settings of earlier searches."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,9 @@ from tidegate.lab.training.run import Run
 STANDARD_SETTINGS = Path(__file__).with_name("standard_settings.json")
 """Settings for the standard task at its default size, which ship with the package."""
 _FIRST_TUNING_SEED = 1_000_000
-"""Seeds of trials begin here, or after those of the comparison if they reach as far."""
+"""First seed of the trials, unless the seeds of the comparison reach as far."""
 _DECISIVE = ("kind", "fingerprint", "tokenizer", "length", "validation_share")
-"""Facts of a task on which the best settings may depend."""
+"""Facts of a task that the best settings may depend on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +37,16 @@ class Setting:
 
 
 def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Sequence[Record]) -> list[Run]:
-    """Return the trials of every variant and seed that can be made now; none once all are done.
+    """Return the next trials of every variant and seed; none once all are done.
 
-    All are of full length. Each seed of the comparison has trials of its own, on another seed, so that selection noise
-    differs between seeds and widens the intervals. One selection for all seeds would be a difference between variants
-    that no number of seeds could distinguish from an effect.
+    Trials have full length. Each seed of the comparison has its own trials, on another seed, so selection noise differs
+    between seeds and widens the intervals. With one selection for all seeds, it would be a constant difference between
+    variants that looks like an effect.
 
     Args:
         base: The first run of each variant.
         grid: The settings to try.
-        num_seeds: Seeds of the comparison, from the first run's on.
+        num_seeds: Number of seeds of the comparison.
         done: Records of all earlier trials.
     """
     first = num_seeds + max(_FIRST_TUNING_SEED, *(run.seed for run in base.values()))
@@ -69,12 +68,12 @@ def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Se
 
 
 def as_trial(run: Run) -> Run:
-    """Return the run as one that only tunes: evaluated once, at its end."""
+    """Return the run as a tuning trial, which is evaluated once, at its end."""
     return replace(run, role="tuning", training=replace(run.training, num_evaluations=1, num_observations=1))
 
 
 def num_trials(grid: Grid) -> int:
-    """Return the number of trials of one variant and seed."""
+    """Return the number of trials per variant and seed."""
     starts, rates = len(grid.starts), len(grid.rates)
     return starts * rates if grid.search == "grid" else starts + rates - 1
 
@@ -90,13 +89,15 @@ def choose_settings(records: Iterable[Record]) -> dict[tuple[str, int], Setting]
 
     A variant that diverged at every setting gets the lowest rate.
     """
-    tried: dict[tuple[str, int], list[tuple[float, float, Init]]] = {}
+    tried: dict[tuple[str, int], list[tuple[float, float, Setting]]] = {}
     for record in records:
-        loss = math.inf if record.loss is None else record.loss
-        key = record.run.variant, record.run.block
-        tried.setdefault(key, []).append((loss, record.run.training.lr, record.run.model.init))
-    best = {key: min(points, key=lambda point: point[:2]) for key, points in tried.items()}
-    return {key: Setting(lr=lr, init=init) for key, (_, lr, init) in best.items()}
+        loss, setting = math.inf if record.loss is None else record.loss, _setting_of(record)
+        tried.setdefault((record.run.variant, record.run.block), []).append((loss, setting.lr, setting))
+    return {key: min(points, key=lambda point: point[:2])[2] for key, points in tried.items()}
+
+
+def _setting_of(record: Record) -> Setting:
+    return Setting(lr=record.run.training.lr, init=record.run.model.init)
 
 
 def rate_of(record: Record) -> float:
@@ -119,9 +120,9 @@ class TunedVariant:
     """The setting that most seeds selected for one variant."""
 
     gate: str
-    """As it is spelled."""
+    """Its spelling."""
     overrides: dict[str, float | str]
-    """The variant's own options."""
+    """Its own options."""
     setting: Setting
 
 
@@ -130,18 +131,18 @@ class TunedSettings:
     """The settings that a comparison with tuning selected."""
 
     task: dict[str, Any]
-    """Facts of the task on which settings may depend."""
+    """Facts of the task that settings may depend on."""
     preset: str
     budget: int
-    """Tokens, or images, of each trial."""
+    """Training tokens, or images, of each trial."""
     num_blocks: int
     variants: tuple[TunedVariant, ...]
     """The baseline first."""
     source: str
-    """Where they come from, in words."""
+    """Their source, in words."""
 
     def find(self, variant: Variant) -> Setting | None:
-        """Return the setting of a variant, whatever its name; None if it was not tuned."""
+        """Return the setting of a variant with this gate and these options; None if it was not tuned."""
         key = (variant.gate, variant.overrides)
         return next((own.setting for own in self.variants if (own.gate, own.overrides) == key), None)
 
@@ -154,25 +155,26 @@ class TunedSettings:
         return self.preset == preset and self.task == decisive_facts(task.to_dict())
 
     def in_words(self, *, budget: int) -> str:
-        """Return where they come from, and whether runs of another budget, in tokens or images, may want others."""
+        """Return their source, and a warning if they were tuned for another budget."""
         examples = "images" if self.task["kind"] == "image" else "tokens"
-        doubt = "" if budget == self.budget else f"; these runs have {budget:,}, and may want other ones"
-        return f"{self.source}, tuned on this data at {self.budget:,} {examples} in {self.num_blocks} blocks{doubt}"
+        doubt = "" if budget == self.budget else f"; these runs have {budget:,} and may need other settings"
+        return f"{self.source}, tuned on this data with {self.budget:,} {examples} and {self.num_blocks} seeds{doubt}"
 
 
 def decisive_facts(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a task on which the best settings may depend."""
+    """Return the facts of a task that the best settings may depend on."""
     return {name: task[name] for name in _DECISIVE if name in task}
 
 
 def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
-    """Return for each variant the setting that most blocks selected; of equally many, the one with the lower mean loss.
+    """Return for each variant the setting that most blocks selected; ties go to the lower mean loss.
 
-    Raise InputError unless these are the records of a complete comparison with tuning.
+    Raises:
+        InputError: The records are not of a complete comparison with tuning.
     """
     plan = next((line for line in lines if isinstance(line, Plan)), None)
     if plan is None or plan.grid is None or not plan.grid.chooses:
-        raise InputError("settings", expected="of a comparison that tuned", got=source)
+        raise InputError("settings", expected="of a comparison with tuning", got=source)
     records = [line for line in lines if isinstance(line, Record) and line.status != "failed"]
     tried = [record for record in records if record.run.role == "tuning"]
     num_compared = sum(record.run.role == "comparison" for record in records)
@@ -194,43 +196,37 @@ def settings_of_records(lines: Sequence[Line], *, source: str) -> TunedSettings:
 
 
 def _prevailing(name: str, chosen: Mapping[tuple[str, int], Setting], tried: Iterable[Record]) -> Setting:
-    own = {block: setting for (variant, block), setting in chosen.items() if variant == name}
-    counts = Counter(own.values())
-    losses = {
-        (record.run.block, record.run.training.lr, record.run.model.init): record.loss
-        for record in tried
-        if record.run.variant == name
-    }
+    losses: dict[Setting, list[float | None]] = {}
+    for record in tried:
+        if record.run.variant == name and chosen[name, record.run.block] == (setting := _setting_of(record)):
+            losses.setdefault(setting, []).append(record.loss)
 
-    def order(setting: Setting) -> tuple[float, float]:
-        found = [losses[block, setting.lr, setting.init] for block, chose in own.items() if chose == setting]
-        known = [loss for loss in found if loss is not None]
-        return -counts[setting], fmean(known) if known else math.inf
+    def order(setting: Setting) -> tuple[int, float]:
+        known = [loss for loss in losses[setting] if loss is not None]
+        return -len(losses[setting]), fmean(known) if known else math.inf
 
-    return min(counts, key=order)
+    return min(losses, key=order)
 
 
 def find_settings(
     asked: str | None, variants: Iterable[Variant], task: Task, preset: str, grid: Grid | None
 ) -> TunedSettings | None:
-    """Return the settings of a folder, none for `none`, or by default the standard ones if they fit.
+    """Return the settings of a folder, no settings for `none`, or by default the standard settings if they fit.
 
-    They fit the standard task at its default size if every variant was tuned: settings of only some would favor these.
-    With a grid nothing is set before.
+    These fit the standard task at its default size if they have every variant: tuning only some would favor them. With
+    a grid there are no earlier settings.
     """
+    if asked == "none":
+        return None
     if asked is not None:
-        return None if asked == "none" else _read_settings(Path(asked))
+        file = Path(asked) if Path(asked).is_file() else records_path(Path(asked))
+        if not file.exists():
+            expected = "a folder with the records of a comparison with tuning"
+            raise InputError("settings", expected=expected, got=asked)
+        return settings_of_records(RecordFile(file).read(), source=asked)
     standard = standard_settings()
     fits = grid is None and standard.fits(task, preset) and all(map(standard.find, variants))
     return standard if fits else None
-
-
-def _read_settings(place: Path) -> TunedSettings:
-    file = place if place.is_file() else records_path(place)
-    if not file.exists():
-        expected = "a folder with the records of a comparison that tuned"
-        raise InputError("settings", expected=expected, got=place)
-    return settings_of_records(RecordFile(file).read(), source=str(place))
 
 
 def standard_settings() -> TunedSettings:

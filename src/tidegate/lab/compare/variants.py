@@ -1,6 +1,6 @@
-"""Variants: a gate under a name, with options of its own; and which of them are placebos of which.
+"""Variants: a named gate with its own options; and the placebos of each.
 
-A placebo keeps everything of a gate but its mechanism.
+A placebo keeps everything of a gate except its mechanism.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from tidegate.gates import Gates
 from tidegate.lab.training.records import Variant
 
 TRAINING_OPTIONS = ("lr", "gate_lr", "weight_decay", "warmup", "final_lr", "clip")
-"""Options of `Training` that a variant may set for itself, all of them numbers."""
+"""Options of `Training` that a variant may override; all are numbers."""
 MODEL_OPTIONS = ("init", "d_ff", "qk_norm")
-"""Options of the model's configuration that a variant may set for itself."""
+"""Options of the model's configuration that a variant may override."""
 OPTIONS = (*TRAINING_OPTIONS, "params", "first_seed", *MODEL_OPTIONS)
-"""All options that a variant may have, in the order in which it records them.
+"""All options of a variant, in the order of its records.
 
-`params` names a variant to whose number of parameters it is widened. Its seeds begin at `first_seed`; the control's
-begin at 0, and only equal seeds share initial values and batches.
+`params` names a variant: feed-forward layers are widened to its number of parameters. `first_seed` is the first seed,
+by default 0; only equal seeds share initial values and batches.
 """
 _SPELLING = "spelled name=gate@option=value"
 
 
 def training_options(variant: Variant) -> dict[str, Any]:
-    """Return the options of `Training` that a variant sets for itself."""
+    """Return the options of `Training` that a variant overrides."""
     return {name: value for name, value in variant.overrides.items() if name in TRAINING_OPTIONS}
 
 
 def model_options(variant: Variant) -> dict[str, Any]:
-    """Return the options of the model's configuration that a variant sets for itself."""
+    """Return the options of the model's configuration that a variant overrides."""
     found: dict[str, Any] = {name: value for name, value in variant.overrides.items() if name in MODEL_OPTIONS}
     return found | ({"qk_norm": found["qk_norm"] == "yes"} if "qk_norm" in found else {})
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Read a comma-separated list of variants; the first is the control. Names must differ."""
+    """Parse a comma-separated list of variants with different names, the baseline first."""
     variants = tuple(parse_variant(part, field="variants") for part in text.split(",") if part.strip())
     if len(variants) < 2:
-        raise InputError("variants", expected="at least two, the control first", got=text, hint="Write none,bma.")
+        raise InputError("variants", expected="at least two, the baseline first", got=text, hint="Write none,bma.")
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         hint = "Name them differently, as in first=none,second=none."
@@ -52,21 +52,21 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def parse_variant(text: str, *, field: str = "variant") -> Variant:
-    """Read one variant, as in `slow=g1@lr=1e-3`; errors are about the argument `field`."""
+    """Parse one variant, as in `slow=g1@lr=1e-3`; errors name the argument `field`."""
     spelled, *options = text.split("@")
     name, named, gate = spelled.rpartition("=")
     if named and not name.strip():
-        raise InputError(field, expected=_SPELLING, got=text, hint="Write a name, or the gate alone.")
+        raise InputError(field, expected=_SPELLING, got=text, hint="Write a name, or only the gate.")
     given: dict[str, float | str] = {}
     for option in options:
         own, value = _parse_option(option, text, field)
         if own in given:
-            raise InputError(field, expected=f"of one {own} each", got=text, hint="Leave one of them out.")
+            raise InputError(field, expected=f"given {own} once", got=text, hint="Leave one of them out.")
         given[own] = value
     gates = Gates.parse(gate.strip())
     if placebo := given.pop("placebo", None):
         if not gates or any(each.placebo is not None for each in gates):
-            expected = "a gate without a placebo where @placebo makes one of it"
+            expected = "a gate that is not a placebo yet, with @placebo"
             raise InputError(field, expected=expected, got=text, hint="Leave @placebo out.")
         gates = Gates(replace(each, placebo=cast("Any", placebo)) for each in gates)
     if "params" in given and "d_ff" in given:
@@ -74,11 +74,11 @@ def parse_variant(text: str, *, field: str = "variant") -> Variant:
         raise InputError(field, expected="given their width once", got=text, hint=hint)
     undone = [str(each) for each in gates if each.is_undone_by_norm]
     if undone and given.get("qk_norm") == "yes":
-        expected = f"without qk_norm where it undoes a gate, as it does {undone[0]}"
+        expected = f"without qk_norm, which cancels the gate {undone[0]}"
         hint = "Use grain 'element', another site, or leave qk_norm out."
         raise InputError(field, expected=expected, got=text, hint=hint)
     if given.get("first_seed") == 0:
-        # All begin there.
+        # The default.
         del given["first_seed"]
     overrides = {option: value for option, value in given.items() if option in TRAINING_OPTIONS}
     overrides |= {option: given[option] for option in OPTIONS if option in given}
@@ -111,11 +111,10 @@ def _parse_option(option: str, text: str, field: str) -> tuple[str, float | str]
 
 
 def placebos_of(variant: Variant, variants: Sequence[Variant], *, control: str) -> tuple[str, ...]:
-    """Name the variants that have all of a gate but its mechanism, under the same options.
+    """Return the names of a variant's placebos, which have the same options.
 
-    They are its shuffled self, a trained constant at its site, and a constant that scales the branch as much as the
-    gate does at the start: the control, if it has no gate, where that is exactly 1. A variant that is a placebo itself
-    has none.
+    They are the shuffled gate, a trained constant at its site, and a constant equal to the gate's initial factor on the
+    branch: the baseline, if it has no gate and the factor is exactly 1. A placebo has no placebos itself.
     """
     gates = variant.gates
     if not gates or variant.name == control or any(g.placebo is not None or g.reads == "nothing" for g in gates):
@@ -128,9 +127,9 @@ def placebos_of(variant: Variant, variants: Sequence[Variant], *, control: str) 
 
 
 def with_constants(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Add the constant that a gate starts from, where it is not 1 and nobody asked for it.
+    """Add a constant placebo for each initial factor other than 1, unless there is one already.
 
-    One is added for each scale and set of options.
+    One is added for each factor and set of options.
     """
     parsed = [(variant, variant.gates) for variant in variants]
     known = [(gates.branch_scale, variant.overrides) for variant, gates in parsed if _is_constant(gates)]
@@ -171,7 +170,7 @@ def _trained_constants(gate: Gate) -> Iterator[Gate]:
 
 
 def _can_be_scaled(gates: Gates) -> bool:
-    """Return whether all that they are before they have learned anything is a factor of the branch."""
+    """Return whether the gates are a constant factor on the branch at initialization."""
     return bool(gates) and gates.branch_scale is not None and not any(gate.site in ("query", "key") for gate in gates)
 
 

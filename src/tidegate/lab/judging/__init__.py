@@ -1,8 +1,6 @@
-"""Metrics of runs to verdicts: plain numbers in, verdicts with their sentences out.
+"""Statistical tests of runs: plain numbers in, verdicts with their sentences out.
 
-Reads in one direction: `distributions`; `judge`, `placebos` and `metrics`, which decide by them; `power`, which says
-before the runs what they can decide, and `calibration`, which draws comparisons from real runs; `words`, which writes
-sentences.
+Modules import in one direction: `distributions`; `power`; `words`; `judge`; `placebos`, `metrics` and `calibration`.
 """
 
 from tidegate.lab.judging.calibration import Calibration, calibrate, false_positive_rate

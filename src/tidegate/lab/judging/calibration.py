@@ -1,8 +1,7 @@
-"""How often the whole procedure, tuning included, finds a difference: where there is none, and where there is one.
+"""Error rates of the whole procedure, tuning included: false positives without a difference, and power with one.
 
-Comparisons are drawn from losses of real runs: of every variant at every setting under many seeds. What the variants
-differ by on average is taken out at each setting; how far their runs scatter, and how alike those of one seed are,
-stays as it was.
+Comparisons are drawn from losses of real runs: every variant at every setting under many seeds. At each setting the
+variants' mean differences are subtracted; the variance of the runs and their correlation within a seed stay.
 """
 
 from __future__ import annotations
@@ -16,36 +15,37 @@ from scipy import special
 
 from tidegate._validation import InputError
 from tidegate.lab.judging.distributions import Array
-from tidegate.lab.judging.judge import MARGIN, MIN_BLOCKS, compare_to_control, fit_additive_model
+from tidegate.lab.judging.judge import MARGIN, compare_to_control, fit_additive_model
 from tidegate.lab.judging.placebos import side_of_zero
+from tidegate.lab.judging.power import MIN_BLOCKS
 
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Results of many comparisons without a difference, and of as many with one."""
+    """Results of many comparisons without a difference, and of equally many with one."""
 
     num_comparisons: int
     num_alarms: int
-    """Comparisons without a difference in which an interval excludes 0."""
+    """False positives: comparisons without a difference in which an interval excludes 0."""
     num_seen: int
-    """Comparisons with a difference in which the interval of the one variant that differs lies on the right side."""
+    """True positives: comparisons with a difference in which its interval lies on the right side of 0."""
 
     @property
     def alarm_rate(self) -> float:
-        """Share of false alarms."""
+        """False positive rate."""
         return self.num_alarms / self.num_comparisons
 
     @property
     def alarm_limit(self) -> float:
-        """Upper limit of the true rate with 95 % confidence (Clopper and Pearson)."""
+        """Upper 95 % confidence limit of the false positive rate (Clopper–Pearson)."""
         missed = self.num_comparisons - self.num_alarms
         return 1.0 if not missed else float(special.betaincinv(self.num_alarms + 1, missed, 0.95))
 
     @property
     def power(self) -> float:
-        """Share of the comparisons with a difference in which it is seen."""
+        """Share of the comparisons with a difference that detect it."""
         return self.num_seen / self.num_comparisons
 
 
@@ -58,18 +58,18 @@ def calibrate(
     flip_signs: bool = False,
     seed: int = 0,
 ) -> Calibration:
-    """Draw comparisons from recorded losses, tune each variant inside its blocks, and judge.
+    """Draw comparisons from recorded losses, tune each variant inside each block, and test.
 
-    Each comparison takes seeds that it has not taken yet: some to tune on, as many to compare on. In every block a
-    variant is compared at the setting that was best for it on the block's tuning seed.
+    Each comparison samples seeds without replacement: half for tuning, half for comparing. In every block a variant is
+    compared at the setting that was best on the block's tuning seed.
 
     Args:
-        losses: (variant, setting, seed) of real runs, the control first; finite.
-        num_blocks: Blocks of each comparison; it takes two seeds for each.
+        losses: (variant, setting, seed) of real runs, the baseline first; finite.
+        num_blocks: Blocks of each comparison, with two seeds each.
         num_comparisons: Comparisons to draw.
-        effect: Share of the mean loss by which the first variant after the control is better, for the power.
-        flip_signs: Flip the sign of all that scatters under a seed, or not, by chance. Deviations from a mean of few
-            seeds add up to 0, which makes alarms rarer; flipped ones do not, but they are symmetric.
+        effect: Share of the mean loss by which the first variant after the baseline is better, for the power.
+        flip_signs: Flip the sign of all deviations of a seed at random. Deviations from a mean of few seeds sum to 0,
+            which makes false positives rarer; flipped deviations do not, but their distribution is symmetric.
         seed: Random seed of the draws.
     """
     losses = np.asarray(losses, dtype=np.float64)
@@ -79,7 +79,7 @@ def calibrate(
     _check_counts(num_blocks=num_blocks, num_comparisons=num_comparisons)
     num_seeds = losses.shape[2]
     if num_seeds < 2 * num_blocks:
-        raise InputError("losses", expected=f"of at least {2 * num_blocks} seeds, two for each block", got=num_seeds)
+        raise InputError("losses", expected=f"of at least {2 * num_blocks} seeds, two per block", got=num_seeds)
     generator = np.random.default_rng(seed)
     surface = losses.mean(axis=(0, 2))
     scatter = (losses - losses.mean(axis=2, keepdims=True)) * np.sqrt(num_seeds / (num_seeds - 1))
@@ -102,12 +102,12 @@ def false_positive_rate(
     seed: int = 0,
     margin: float = MARGIN,
 ) -> float:
-    """Return the share of comparisons without any difference in which some variant's interval excludes zero.
+    """Return the share of comparisons without a difference in which some variant's interval excludes zero.
 
     Args:
-        noise: Losses of one and the same variant under many seeds. Each comparison draws its cells from them, none
-            twice in one table; different tables share losses, so that the share is about this noise and no other.
-        num_variants: Variants of each comparison, the control included.
+        noise: Losses of a single variant under many seeds. Each comparison draws its table from them without
+            replacement; tables share losses, so the rate is conditional on this noise.
+        num_variants: Variants of each comparison, the baseline included.
         num_blocks: Blocks of each comparison.
         num_comparisons: Comparisons to draw.
         seed: Random seed of the draws.
@@ -118,7 +118,9 @@ def false_positive_rate(
         raise InputError("num_variants", expected="at least 2", got=num_variants)
     num_cells = num_variants * num_blocks
     if len(noise) < num_cells:
-        raise InputError("noise", expected=f"one number for each of the {num_cells} cells of a table", got=len(noise))
+        raise InputError(
+            "noise", expected=f"at least {num_cells} numbers, one for each cell of a table", got=len(noise)
+        )
     generator = np.random.default_rng(seed)
     found = 0
     for _ in range(num_comparisons):
@@ -137,7 +139,7 @@ def _check_counts(*, num_blocks: int, num_comparisons: int) -> None:
 
 
 def _draw_table(surface: Array, scatter: Array, num_blocks: int, generator: Generator, *, flip_signs: bool) -> Array:
-    """Return the losses (variant, block) of one comparison without a difference, at the settings that tuning chose."""
+    """Return the (variant, block) losses of one comparison without a difference, at the selected settings."""
     seeds = generator.choice(scatter.shape[2], size=2 * num_blocks, replace=False)
     drawn = scatter[:, :, seeds]
     if flip_signs:
@@ -149,11 +151,8 @@ def _draw_table(surface: Array, scatter: Array, num_blocks: int, generator: Gene
 
 
 def _signs(table: Array) -> list[int]:
-    """Return the side of 0 of each variant's interval but the control's; 0 if it holds 0, or if there is none."""
+    """Return the side of 0 of each variant's interval, without the baseline's; 0 if it contains 0 or does not exist."""
     model = fit_additive_model(table, _CONFIDENCE)
     if model is None:
         return [0] * (len(table) - 1)
-    return [
-        (difference > error.half_width) - (difference < -error.half_width)
-        for difference, error in zip(model.differences, model.errors, strict=True)
-    ]
+    return [side_of_zero(contrast.low, contrast.high) for contrast in model[1]]

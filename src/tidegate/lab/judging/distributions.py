@@ -1,4 +1,4 @@
-"""The distributions by which differences are judged: Student's t, Dunnett's largest of several t, noncentral t."""
+"""The distributions of the tests: Student's t, Dunnett's maximum of several t, noncentral t."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and standard deviation (n - 1 in the denominator); of a single number the deviation is None."""
+    """Return mean and standard deviation (n - 1 in the denominator); the deviation of a single number is None."""
     if not len(values):
         raise InputError("values", expected="at least one number", got=0)
     numbers = np.asarray(values, dtype=np.float64)
@@ -25,7 +25,7 @@ def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's interval for the mean of independent numbers, of which there are at least two."""
+    """Return Student's confidence interval for the mean of at least two independent numbers."""
     check_confidence(confidence)
     if len(values) < 2:
         raise InputError("values", expected="at least two numbers", got=len(values))
@@ -35,22 +35,22 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float
 
 
 def student_critical_value(degrees_of_freedom: float, level: float) -> float:
-    """Return the t that Student's |T| exceeds with the chance `level`."""
+    """Return the t that Student's |T| exceeds with probability `level`."""
     return float(special.stdtrit(degrees_of_freedom, 1 - level / 2))
 
 
 def detectable_noncentrality(critical_value: float, degrees_of_freedom: float, power: float) -> float:
-    """Return the noncentrality with which t exceeds the critical value with the chance `power`."""
+    """Return the noncentrality at which t exceeds the critical value with probability `power`."""
     return float(special.nctdtrinc(degrees_of_freedom, 1 - power, critical_value))
 
 
 def dunnett_p_value(statistic: float, num_comparisons: int, degrees_of_freedom: float) -> float:
-    r"""Return $P(\max_i |T_i| \ge t)$ for k differences with one control, each over its estimated standard error.
+    r"""Return $P(\max_i |T_i| \ge t)$ for k differences from one baseline, each over its estimated standard error.
 
     $T_i = (Z_i - Z_0) / (\sqrt 2\, s)$ with independent standard normal $Z$ and $s^2$ a chi-square over its degrees of
-    freedom, so that any two have the correlation 1/2. Two nested trapezoidal sums, over $|Z_0|$ and $\log s$: both
-    integrands are analytic and vanish at the ends, where such sums converge faster than any power of the step.
-    With k = 1 it is Student's two-sided p-value. Right to rounding down to p = 1e-15, below that in magnitude only.
+    freedom, so any two have correlation 1/2. Computed by two nested trapezoidal sums, over $|Z_0|$ and $\log s$: both
+    integrands are analytic and vanish at the ends, so the sums converge faster than any power of the step. With k = 1
+    it is Student's two-sided p-value. Accurate to rounding down to p = 1e-15, and to an order of magnitude below.
     """
     for name, value in (("num_comparisons", num_comparisons), ("degrees_of_freedom", degrees_of_freedom)):
         if value < 1:
@@ -64,7 +64,7 @@ def dunnett_p_value(statistic: float, num_comparisons: int, degrees_of_freedom: 
 
 @lru_cache(maxsize=1024)
 def dunnett_critical_value(num_comparisons: int, degrees_of_freedom: float, confidence: float = 0.95) -> float:
-    """Return the t at which `dunnett_p_value` is one minus the confidence."""
+    """Return the t at which `dunnett_p_value` equals one minus the confidence."""
     check_confidence(confidence)
     level = 1 - confidence
     # Bracket the root: Student's value below, Bonferroni's above.

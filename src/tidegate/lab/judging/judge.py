@@ -1,21 +1,22 @@
-r"""Compare every variant with the control: the difference, its interval, the verdict. From plain numbers.
+r"""Compare every variant with the baseline: difference, interval, verdict. Plain numbers in, a `Comparison` out.
 
-Seeds are blocks. The loss of variant v under seed b is $y_{vb} = \mu + \alpha_v + \beta_b + \varepsilon_{vb}$; the
-residuals of this table measure the noise, however far the seeds lie apart, and each variant has a variance of its own:
+Seeds are blocks. The loss of variant v under seed b is $y_{vb} = \mu + \alpha_v + \beta_b + \varepsilon_{vb}$. The
+residuals of this table estimate the noise, however much seeds differ, and each variant has its own variance:
 
 $$s_v^2 = \frac{V}{(V-1)(S-1)} \sum_b r_{vb}^2, \qquad \tilde s_v^2 = \frac{(S-1)\, s_v^2 + \bar s^2}{S}$$
 
 for V variants and S seeds. The variance of a difference is $(\tilde s_v^2 + \max(\tilde s_0^2, s_0^2)) / S$: each
-variance is averaged with the mean of all, which counts as one seed and helps where seeds are few; the control's is only
-raised, since it is in every difference. The degrees of freedom are Satterthwaite's, between S - 1 and (V - 1)(S - 1);
-Dunnett's distribution of the largest of V - 1 differences makes all intervals hold at once. With two variants it is
-the paired t test. `tests/lab/judging/test_judge.py` simulates the family-wise error rate, `docs/lab-notes.md` has it.
+variance is averaged with the mean of all, which counts as one seed and helps if seeds are few; the baseline's is only
+raised, since it is part of every difference. Degrees of freedom are Satterthwaite's, between S - 1 and (V - 1)(S - 1);
+Dunnett's distribution of the largest of V - 1 differences makes all intervals hold simultaneously. With two variants
+this is the paired t test. `tests/lab/judging/test_judge.py` simulates the family-wise error rate; `docs/lab-notes.md`
+has the results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -31,43 +32,40 @@ from tidegate.lab.judging.distributions import (
     dunnett_p_value,
     mean_and_sd,
 )
+from tidegate.lab.judging.power import MIN_BLOCKS, POWER, degrees_of_freedom, too_few_seeds
 from tidegate.lab.judging.words import verdict_sentence
 
 Row: TypeAlias = tuple[float | None, ...]
-"""One figure of a variant for each seed; None where the run diverged."""
+"""The loss of a variant for each seed; None where the run diverged."""
 
 MARGIN = 0.002
-"""Differences below this share of the control's loss do not matter, unless somebody says otherwise.
+"""The default margin: differences below this share of the baseline's loss are irrelevant.
 
-The gain that is reported for gates of this kind is 0.42 % of the loss, ln(221.1/216.2) of 5.40 nats. What is called
-equivalent by this margin has less than half of that.
+The gain reported for gates of this kind is 0.42 % of the loss, ln(221.1/216.2) of 5.40 nats. Equivalence by this margin
+rules out half of that.
 """
-MIN_BLOCKS = 3
-"""With fewer seeds, no verdict is given."""
 _LARGEST_LOSS = 1e100
-"""Squares of losses are summed, and would overflow beyond."""
-POWER = 0.8
-"""The chance with which a detectable difference is detected."""
+"""Squares of larger losses would overflow when summed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantResult:
-    """One variant against the control. None stands where there is no number."""
+    """The result of one variant against the baseline; None for every number that does not exist."""
 
     name: str
     mean: float | None
-    """Over the runs that ended."""
+    """Over the finished runs."""
     sd: float | None
-    """Between the runs that ended: the seeds' part is in it, so it says little of the difference."""
+    """Over the finished runs. It includes the variance between seeds, so it is not the error of the difference."""
     difference: float | None = None
-    """The variant's mean minus the control's, whichever sign is the good one."""
+    """The variant's mean minus the baseline's."""
     relative_difference: float | None = None
-    """The difference as a share of the control's mean."""
+    """The difference as a share of the baseline's mean."""
     low: float | None = None
     high: float | None = None
-    """Ends of the interval by which it is judged."""
+    """Ends of the simultaneous confidence interval."""
     p_value: float | None = None
-    """Adjusted like the interval, which excludes zero where this is below one minus the confidence."""
+    """Adjusted like the interval, which excludes zero if this is below one minus the confidence."""
     verdict: VerdictWord = "undecided"
     sentence: str = ""
     """The verdict in words."""
@@ -77,28 +75,28 @@ class VariantResult:
     degrees_of_freedom: float | None = None
     """Of the standard error."""
     critical_value: float | None = None
-    """Half-width of the interval in standard errors: Dunnett's."""
+    """Half-width of the interval in standard errors (Dunnett)."""
     detectable: float | None = None
-    """Difference detected with 80 % power, taking the estimated spread as true."""
+    """Minimum detectable effect: the difference detected with 80 % power, taking the estimated variance as true."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Every variant against the control, in the order in which they were given."""
+    """The results of all variants, in the order in which they were given."""
 
     control: str
     num_blocks: int
     confidence: float = 0.95
     lower_is_better: bool = True
     unit: str = ""
-    """Of the figures."""
+    """Of the losses."""
     margin: float | None
-    """In the unit of the figures; None if the control diverged."""
+    """In the unit of the losses; None if the baseline diverged."""
     relative_margin: float
     residual_sd: float | None = None
-    """Standard deviation of the table's residuals; like the next, None if nothing was judged."""
+    """Standard deviation of the table's residuals; like `detectable`, None if no variant was tested."""
     detectable: float | None = None
-    """Difference detected with 80 % power, taking the estimated spread as true; the largest of the variants'."""
+    """The largest minimum detectable effect of the variants."""
     variants: tuple[VariantResult, ...] = ()
     warnings: tuple[str, ...] = ()
     refusal: str = ""
@@ -118,21 +116,23 @@ def compare_to_control(
     identical: Collection[str] = (),
     lower_is_better: bool = True,
     unit: str = "",
+    time_of: Callable[[int], str] | None = None,
 ) -> Comparison:
-    """Judge every variant against the control, and say it in sentences; `rule_text` says by which rule.
+    """Compare every variant with the baseline; `rule_text` states the rule.
 
-    A variant that is identical or has a diverged run is left out of the table before the model is fitted. No variant
-    is judged if the control has a diverged run, if there are fewer than three seeds, or if the residual is zero.
+    A variant that is identical or has a diverged run is left out of the table before the model is fitted. There is no
+    verdict if the baseline has a diverged run, if there are fewer than three seeds, or if the residuals are zero.
 
     Args:
-        losses: For each variant one loss for each seed, in one order of seeds; None where the run diverged.
-        control: The variant that the others are compared with.
-        margin: Half-width of the band of no importance, as a share of the control's mean.
+        losses: For each variant one loss per seed, in the same order of seeds; None where the run diverged.
+        control: The baseline.
+        margin: Half-width of the equivalence margin, as a share of the baseline's mean.
         confidence: Of all intervals together.
-        identical: Variants known to be the control under another name. One whose losses are the control's in every
-            run, while they vary from run to run, is found without being named.
-        lower_is_better: Which sign of a difference is the good one.
+        identical: Variants known to be the baseline under another name. A variant whose losses equal the baseline's in
+            every run, while these vary between runs, is recognized without being named.
+        lower_is_better: Whether a negative difference is an improvement.
         unit: Of the losses, for the sentences.
+        time_of: Returns the time that a number of seeds takes, in words, for the sentences; empty if unknown.
     """
     rows: dict[str, Row] = {name: tuple(row) for name, row in losses.items()}
     check_confidence(confidence)
@@ -140,20 +140,34 @@ def compare_to_control(
     results = {name: _unjudged(name, rows, control, identical) for name in rows}
     # The table that the model is fitted to: those that are identical or diverged are left out.
     names = [control, *(name for name, result in results.items() if result.verdict == "undecided")]
-    refusal, model = "", None
+    refusal, residual_sd = "", None
+    contrasts: list[Contrast] = []
     if None in rows[control]:
-        refusal = f"the control, {control}, diverged in {rows[control].count(None)} of {len(rows[control])} runs"
+        refusal = f"the baseline, {control}, diverged in {rows[control].count(None)} of {len(rows[control])} runs"
     elif len(rows[control]) < MIN_BLOCKS:
-        refusal = f"a verdict needs at least {MIN_BLOCKS} seeds, and there are {len(rows[control])}"
-    if not refusal and len(names) > 1:
+        refusal = too_few_seeds(len(rows[control]))
+    elif len(names) > 1:
         model = fit_additive_model(np.array([rows[name] for name in names], dtype=np.float64), confidence)
         if model is None:
-            refusal = "no noise is left to judge by: every seed gives the same differences"
+            refusal = "there is no noise to estimate: all seeds give the same differences"
+        else:
+            residual_sd, contrasts = model
     control_mean = _complete_mean(rows[control])
     absolute_margin = None if control_mean is None else margin * abs(control_mean)
-    if model is not None and absolute_margin is not None:
-        for name, difference, error in zip(names[1:], model.differences, model.errors, strict=True):
-            results[name] = _judge(results[name], difference, error, len(names) - 1, absolute_margin, lower_is_better)
+    for name, contrast in zip(names[1:], contrasts, strict=False):
+        statistic = contrast.difference / contrast.standard_error
+        results[name] = replace(
+            results[name],
+            difference=contrast.difference,
+            low=contrast.low,
+            high=contrast.high,
+            p_value=dunnett_p_value(statistic, len(contrasts), contrast.degrees_of_freedom),
+            verdict=_verdict(contrast, absolute_margin or 0.0, lower_is_better),
+            standard_error=contrast.standard_error,
+            degrees_of_freedom=contrast.degrees_of_freedom,
+            critical_value=contrast.critical_value,
+            detectable=contrast.detectable,
+        )
     comparison = Comparison(
         control=control,
         num_blocks=len(rows[control]),
@@ -162,15 +176,16 @@ def compare_to_control(
         unit=unit,
         margin=absolute_margin,
         relative_margin=margin,
-        residual_sd=None if model is None else model.residual_sd,
-        detectable=max(
-            (result.detectable for result in results.values() if result.detectable is not None), default=None
-        ),
+        residual_sd=residual_sd,
+        detectable=max((contrast.detectable for contrast in contrasts), default=None),
         variants=tuple(results.values()),
         warnings=tuple(_warnings(rows, control, identical)),
         refusal=refusal,
     )
-    sentences = (replace(result, sentence=verdict_sentence(result, comparison)) for result in comparison.variants)
+    sentences = (
+        replace(result, sentence=verdict_sentence(result, comparison, time_of=time_of))
+        for result in comparison.variants
+    )
     return replace(comparison, variants=tuple(sentences))
 
 
@@ -178,28 +193,26 @@ def _check_table(rows: Mapping[str, Row], control: str, margin: float, identical
     if control not in rows:
         raise InputError("control", expected=f"one of the variants {list(rows)}", got=control)
     if len(rows) < 2:
-        raise InputError(
-            "losses", expected="of the control and at least one variant to compare with it", got=list(rows)
-        )
+        raise InputError("losses", expected="those of the baseline and at least one other variant", got=list(rows))
     if isinstance(identical, str) or not set(identical) <= set(rows) - {control}:
-        raise InputError("identical", expected=f"variants other than the control, of {list(rows)}", got=identical)
+        raise InputError("identical", expected=f"variants other than the baseline, of {list(rows)}", got=identical)
     lengths = {name: len(row) for name, row in rows.items()}
     if len(set(lengths.values())) > 1 or not lengths[control]:
         hint = "Use None where a run diverged."
-        raise InputError("losses", expected="one number for each seed in every variant", got=lengths, hint=hint)
+        raise InputError("losses", expected="one number per seed for every variant", got=lengths, hint=hint)
     for name, row in rows.items():
         for value in row:
             if value is not None and not abs(value) < _LARGEST_LOSS:
                 expected = f"finite and below {_LARGEST_LOSS:g}"
                 raise InputError(f"losses[{name}]", expected=expected, got=value, hint="Use None where a run diverged.")
     if not 0 <= margin < math.inf:
-        raise InputError("margin", expected="a share of the control's mean, 0 or more", got=margin)
+        raise InputError("margin", expected="a share of the baseline's mean, at least 0", got=margin)
 
 
 def _unjudged(name: str, rows: Mapping[str, Row], control: str, identical: Collection[str]) -> VariantResult:
-    """Return all that can be said of a variant without the model; `undecided` is for the model to decide."""
+    """Return a variant's result without the model; the model decides those that are `undecided`."""
     row, control_mean = rows[name], _complete_mean(rows[control])
-    # A control that never varies (an accuracy of 1 under every seed) may well be equalled by something else.
+    # A different variant may equal a baseline that never varies, such as an accuracy of 1 under every seed.
     control_varies = len(set(rows[control])) > 1
     verdict: VerdictWord = "diverged" if None in row else "undecided"
     if name == control:
@@ -223,42 +236,47 @@ def _unjudged(name: str, rows: Mapping[str, Row], control: str, identical: Colle
 
 
 def _complete_mean(row: Row) -> float | None:
-    """Return the mean of a row without divergence; None of others."""
+    """Return the mean of a row; None if a run diverged."""
     ended = [value for value in row if value is not None]
     return mean_and_sd(ended)[0] if len(ended) == len(row) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorEstimate:
-    """The error that a difference is compared with."""
+class Contrast:
+    """A variant's difference from the baseline, with its error."""
 
+    difference: float
     standard_error: float
     degrees_of_freedom: float
     critical_value: float
 
     @property
-    def half_width(self) -> float:
-        """Of the interval."""
-        return self.critical_value * self.standard_error
+    def low(self) -> float:
+        """Lower end of the simultaneous interval."""
+        return self.difference - self.critical_value * self.standard_error
+
+    @property
+    def high(self) -> float:
+        """Upper end of the simultaneous interval."""
+        return self.difference + self.critical_value * self.standard_error
 
     @property
     def detectable(self) -> float:
-        """Difference detected with 80 % power, taking the estimated spread as true; in the unit of the losses."""
+        """Minimum detectable effect at 80 % power, taking the estimated variance as true."""
         return self.standard_error * detectable_noncentrality(self.critical_value, self.degrees_of_freedom, POWER)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdditiveModel:
-    """The additive model of variant and seed, fitted to a table."""
+def fit_additive_model(table: Array, confidence: float) -> tuple[float, list[Contrast]] | None:
+    """Fit the additive model of variant and seed.
 
-    residual_sd: float
-    differences: tuple[float, ...]
-    """One for each variant but the control, like `errors`."""
-    errors: tuple[ErrorEstimate, ...]
+    Args:
+        table: (variant, seed), the baseline first.
+        confidence: Of all intervals together.
 
-
-def fit_additive_model(table: Array, confidence: float) -> AdditiveModel | None:
-    """Fit the additive model to (variant, seed), the control first; None if the residual is zero but for rounding."""
+    Returns:
+        The residual standard deviation, and a contrast for each variant except the baseline; None if all residuals are
+        zero.
+    """
     num_variants, num_seeds = table.shape
     centered = table - table.mean(axis=0)
     residual = centered - centered.mean(axis=1, keepdims=True)
@@ -267,71 +285,30 @@ def fit_additive_model(table: Array, confidence: float) -> AdditiveModel | None:
     if residual_sd <= 1e-14 * float(np.abs(table).max()):
         return None
     shrunk = ((num_seeds - 1) * variances + variances.mean()) / num_seeds
-    standard_errors = np.sqrt((shrunk[1:] + max(shrunk[0], variances[0])) / num_seeds)
-    errors = (
-        ErrorEstimate(
-            standard_error=float(standard_error),
+    standard_errors = np.sqrt((shrunk[1:] + max(shrunk[0], variances[0])) / num_seeds).tolist()
+    differences = (table[1:] - table[0]).mean(axis=1).tolist()
+    return residual_sd, [
+        Contrast(
+            difference=difference,
+            standard_error=standard_error,
             degrees_of_freedom=degrees,
             critical_value=dunnett_critical_value(num_variants - 1, degrees, confidence),
         )
-        for standard_error, degrees in zip(standard_errors, degrees_of_freedom(shrunk, num_seeds), strict=True)
-    )
-    differences = (table[1:] - table[0]).mean(axis=1)
-    return AdditiveModel(residual_sd=residual_sd, differences=tuple(differences.tolist()), errors=tuple(errors))
+        for difference, standard_error, degrees in zip(
+            differences, standard_errors, degrees_of_freedom(shrunk, num_seeds), strict=True
+        )
+    ]
 
 
-def degrees_of_freedom(variances: Array, num_seeds: int) -> list[float]:
-    r"""Return Satterthwaite's degrees of freedom of each difference's variance, rounded down to a tenth.
-
-    The variance is a quadratic form $\sum_u w_u r_u^2$ of the residuals of a seed, whose covariance is
-    $M = C \operatorname{diag}(\tilde s^2) C$ with the centering matrix C: $\nu = (S-1) \operatorname{tr}(WM)^2 /
-    \operatorname{tr}(WMWM)$. Rounding keeps the critical values few enough to cache.
-    """
-    num_variants = len(variances)
-    centering = np.eye(num_variants) - 1 / num_variants
-    covariance = centering @ (variances[:, None] * centering)
-    weights = np.full((num_variants, num_variants), 2 / (num_variants * num_seeds))
-    weights += (num_seeds - 1) / num_seeds * np.eye(num_variants)
-    weights[:, 0] += (num_seeds - 1) / num_seeds
-    weights = weights[1:]
-    degrees = (weights @ np.diag(covariance)) ** 2 / (weights @ covariance**2 * weights).sum(axis=1)
-    return [math.floor(10 * (num_seeds - 1) * each + 1e-6) / 10 for each in degrees.tolist()]
-
-
-def _judge(
-    result: VariantResult,
-    difference: float,
-    error: ErrorEstimate,
-    num_comparisons: int,
-    margin: float,
-    lower_is_better: bool,
-) -> VariantResult:
-    """Return a variant's result with the model's verdict on it."""
-    low, high = difference - error.half_width, difference + error.half_width
-    return replace(
-        result,
-        difference=difference,
-        low=low,
-        high=high,
-        p_value=dunnett_p_value(difference / error.standard_error, num_comparisons, error.degrees_of_freedom),
-        verdict=_verdict(low, high, margin, lower_is_better),
-        standard_error=error.standard_error,
-        degrees_of_freedom=error.degrees_of_freedom,
-        critical_value=error.critical_value,
-        detectable=error.detectable,
-    )
-
-
-def _verdict(low: float, high: float, margin: float, lower_is_better: bool) -> VerdictWord:
-    if -margin < low and high < margin:
+def _verdict(contrast: Contrast, margin: float, lower_is_better: bool) -> VerdictWord:
+    if -margin < contrast.low and contrast.high < margin:
         return "equivalent"
-    if low <= 0 <= high:
+    if contrast.low <= 0 <= contrast.high:
         return "inconclusive"
-    return "better" if (high < 0) == lower_is_better else "worse"
+    return "better" if (contrast.high < 0) == lower_is_better else "worse"
 
 
 def _warnings(rows: Mapping[str, Row], control: str, identical: Collection[str]) -> Iterator[str]:
     for name in rows:
         if name in identical and rows[name] != rows[control]:
-            why = "yet their losses differ: runs are not reproducible here"
-            yield f"{name} is said to be identical to {control}, {why}"
+            yield f"{name} is identical to {control}, but their losses differ: runs are not reproducible here"

@@ -1,8 +1,7 @@
-"""Is it the mechanism? A variant compared with its placebos, which have all of it but the mechanism.
+"""Compare a variant with its placebos, which keep everything of its gate except the mechanism.
 
-A mechanism helps if the variant is better than the control and better than its placebo. Both have to hold, so that the
-chance to say so wrongly is at most that of the more likely error of the two: no further correction is needed
-(intersection and union of tests).
+A mechanism helps if the variant is better than the baseline and better than its placebo. Both conditions must hold, so
+the error rate is at most that of the more likely of the two errors, without a correction (intersection–union test).
 """
 
 from __future__ import annotations
@@ -14,25 +13,26 @@ import numpy as np
 
 from tidegate._verdict import Effect
 from tidegate.lab.judging.distributions import t_interval
-from tidegate.lab.judging.judge import MIN_BLOCKS, VariantResult
+from tidegate.lab.judging.judge import VariantResult
+from tidegate.lab.judging.power import MIN_BLOCKS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceboResult:
-    """One variant against one of its placebos."""
+    """The comparison of a variant with one of its placebos."""
 
     placebo: str
     difference: float | None = None
-    """The variant's mean minus the placebo's; None, like the interval, where one of them diverged."""
+    """The variant's mean minus the placebo's; None, like the interval, if a run diverged or seeds are too few."""
     low: float | None = None
     high: float | None = None
-    """Ends of the paired t interval of the differences, seed by seed."""
+    """Ends of the paired t interval."""
 
 
 def judge_placebo(
     own: Sequence[float | None], placebo: Sequence[float | None], *, name: str, confidence: float = 0.95
 ) -> PlaceboResult:
-    """Compare a variant with a placebo, of that name, seed by seed."""
+    """Compare a variant with the placebo of that name, seed by seed."""
     pairs = [(one, other) for one, other in zip(own, placebo, strict=True) if one is not None and other is not None]
     if len(pairs) < len(own) or len(pairs) < MIN_BLOCKS:
         return PlaceboResult(placebo=name)
@@ -42,7 +42,7 @@ def judge_placebo(
 
 
 def effect_of(result: VariantResult, placebos: Sequence[PlaceboResult], *, lower_is_better: bool = True) -> Effect:
-    """Return what is known of a variant's mechanism."""
+    """Return the effect of a variant's mechanism, from its result and those of its placebos."""
     signs = {side_of_zero(result.low, result.high), *(side_of_zero(placebo.low, placebo.high) for placebo in placebos)}
     if not placebos or len(signs) > 1 or signs == {0}:
         return "not shown"
@@ -50,7 +50,7 @@ def effect_of(result: VariantResult, placebos: Sequence[PlaceboResult], *, lower
 
 
 def side_of_zero(low: float | None, high: float | None) -> int:
-    """Return the side of 0 on which an interval lies; 0 if it holds 0, or if there is none."""
+    """Return the side of 0 on which an interval lies; 0 if it contains 0 or does not exist."""
     if low is None or high is None:
         return 0
     return 1 if low > 0 else -1 if high < 0 else 0

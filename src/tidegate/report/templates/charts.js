@@ -1,5 +1,5 @@
 "use strict";
-// Charts: drawn one after another in the page's colours, drawn anew when theme, width or medium change.
+// Charts: drawn one after another, and again when the theme, the width or the medium changes.
 const charts = (() => {
   const root = document.documentElement;
   const frame = document.querySelector(".frame");
@@ -15,7 +15,7 @@ const charts = (() => {
   probe.hidden = true;
   document.body.append(probe);
 
-  // Chart colours are CSS variables; plotly wants them as numbers.
+  // Chart colors are CSS variables; plotly needs their values.
   function resolver() {
     const known = new Map();
     return (token) => {
@@ -27,11 +27,11 @@ const charts = (() => {
     };
   }
 
-  function coloured(value, resolve) {
+  function colored(value, resolve) {
     if (typeof value === "string") return value.startsWith("var(--") ? resolve(value) : value;
-    if (Array.isArray(value)) return value.map((item) => coloured(item, resolve));
+    if (Array.isArray(value)) return value.map((item) => colored(item, resolve));
     if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, coloured(item, resolve)]));
+    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, colored(item, resolve)]));
   }
 
   const isDark = () => {
@@ -44,8 +44,8 @@ const charts = (() => {
     if (!width) return;
     const state = `${width} ${isDark()}`;
     if (chart.drawn === state) return;
-    const { data, layout, narrow } = coloured(chart.figure, resolve);
-    // A finger on a chart scrolls the page.
+    const { data, layout, narrow } = colored(chart.figure, resolve);
+    // Touching a chart scrolls the page.
     if (touch.matches) layout.dragmode = false;
     const fitted = { ...layout, ...(width < 520 ? narrow : {}), width };
     chart.element.style.height = `${fitted.height}px`;
@@ -58,7 +58,7 @@ const charts = (() => {
     for (const chart of all) draw(chart, resolve);
   }
 
-  // One chart at a time, so that the page can be read and scrolled meanwhile.
+  // One chart at a time, so that the page stays responsive.
   function drawInTurn(place = 0) {
     if (place >= all.length) {
       root.dataset.charts = "drawn";

@@ -14,7 +14,7 @@
     }, 1200);
   }
 
-  // Where the clipboard is not to be had, a selected text area still copies.
+  // Without access to the clipboard, copy from a selected text area.
   async function copy(text) {
     try {
       await navigator.clipboard.writeText(text);
@@ -83,7 +83,7 @@
     });
   }
 
-  // Numbers by size, also those that begin a text; words by the alphabet; empty cells last, in either direction.
+  // Numbers by value, including those that start a text; text alphabetically; empty cells always last.
   function sortKey(cell) {
     const text = cellText(cell);
     const number = cell.dataset.value ?? text.replaceAll(",", "").match(/^[+\-]?\d*\.?\d+(e[+\-]?\d+)?/i)?.[0];
@@ -133,7 +133,7 @@
     });
   }
 
-  // The points of a chart, as a table that is made when someone asks for it.
+  // The points of a chart as a table, built on request.
   function pointsTable(figure, xLabel, yLabel) {
     const bold = figure.data.filter((trace) => trace.showlegend);
     const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 7 });
@@ -168,7 +168,7 @@
   document.getElementById("save_data").addEventListener("click", async () => save(await results(), "results.json", "application/json"));
   document.getElementById("print_page").addEventListener("click", () => window.print());
 
-  // The contents show where the reader is.
+  // The table of contents marks the current section.
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
   const seen = new IntersectionObserver(
     (entries) => {

@@ -1,11 +1,11 @@
 "use strict";
-// Before anything is drawn: the reader's choice of theme for this session, if one was made.
+// Before the page is drawn: the theme that the reader chose in this session, if any.
 document.documentElement.classList.add("js");
 try {
   const chosen = sessionStorage.getItem("theme");
   if (chosen) document.documentElement.dataset.theme = chosen;
 } catch {
-  // A browser may refuse storage to pages that come from a disk.
+  // Browsers may deny storage to local files.
 }
 
 function toggleTheme() {
@@ -15,6 +15,6 @@ function toggleTheme() {
   try {
     sessionStorage.setItem("theme", root.dataset.theme);
   } catch {
-    // The choice then holds until the page is closed.
+    // The choice then lasts until the page is closed.
   }
 }
