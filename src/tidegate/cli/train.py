@@ -1,4 +1,4 @@
-"""`tidegate train`: one model, at any size."""
+"""`tidegate train`: train one model of any size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from tidegate._text import number_of
 from tidegate.cli.console import new_console, new_table, print_json
 from tidegate.cli.folders import require_output_folder
-from tidegate.cli.options import Output, option, this_command, verb
+from tidegate.cli.options import DATA, TrainingData, option, this_command, verb
 from tidegate.cli.progress import display
 from tidegate.cli.training import do_training, launch_training, require_launch, stop_training
 
@@ -20,113 +20,105 @@ if TYPE_CHECKING:
     from tidegate.lab.training.presets import ModelSize
     from tidegate.lab.training.run import Run, Training
 
-_DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
+_MODEL, _TRAINING, _WORK = "Model", "Training", "Running"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(Output):
+class TrainOptions(TrainingData):
     """Options of `tidegate train`."""
 
     gate: str = option(
         "bma",
-        "Gate, with options of the variant as in --variants of tidegate compare: none, g1, bma@init=fan-in.",
+        "Gate, with options as in --variants of tidegate compare: none, g1, bma@init=fan-in.",
         panel=_MODEL,
     )
     preset: Literal["tiny", "small", "base", "35m", "124m", "1.3b"] = option(
         "tiny",
-        "Sizes, budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. The options below "
-        "override single values.",
+        "Model size, with its token budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. "
+        "The options below override single values.",
         panel=_MODEL,
     )
-    d_model: int | None = option(None, "Width.", panel=_MODEL, min=1)
-    num_layers: int | None = option(None, "Number of blocks.", panel=_MODEL, min=1)
+    d_model: int | None = option(None, "Model width.", panel=_MODEL, min=1)
+    num_layers: int | None = option(None, "Number of transformer blocks.", panel=_MODEL, min=1)
     num_heads: int | None = option(None, "Number of query heads.", panel=_MODEL, min=1)
     num_kv_heads: int | None = option(
         None, "Number of key/value heads. Default: as many as query heads.", panel=_MODEL, min=1
     )
-    length: int | None = option(None, "Sequence length in tokens.", panel=_MODEL, min=2)
-    data: str | None = option(
-        None,
-        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME. Default: "
-        "Python's own sources.",
-        panel=_DATA,
-    )
-    tokenizer: str | None = option(
-        None,
-        "bytes, or bpe:4096 to train a BPE of that size. Default: the preset's; tokens and shards have their own.",
-        panel=_DATA,
-    )
-    field: str | None = option(
-        None, "Field of .jsonl records and datasets that holds the text. Default: text.", panel=_DATA
-    )
+    length: int | None = option(None, "Sequence length in tokens.", panel=DATA, min=2)
     tokens: int | None = option(None, "Training tokens. Default: 20 per parameter.", panel=_TRAINING, min=1)
     batch_size: int | None = option(None, "Batch size, in sequences.", panel=_TRAINING, min=1)
     lr: float | None = option(
-        None, "Peak learning rate. Default: 3e-3, times 144 / width for widths above 144.", panel=_TRAINING
+        None, "Peak learning rate. Default: 3e-3, scaled by 144 / width for widths above 144.", panel=_TRAINING
     )
     optimizer: Literal["adamw", "muon"] = option(
-        "adamw", "muon: Muon for matrices inside blocks, AdamW for gates, norms and embeddings.", panel=_TRAINING
+        "adamw",
+        "Optimizer. muon: Muon for the matrices of the blocks, AdamW for gates, norms and embeddings.",
+        panel=_TRAINING,
     )
     seed: int = option(0, "Random seed for initialization and data order.", panel=_TRAINING, min=0)
     precision: Literal["fp32", "bf16"] = option(
-        "fp32", "bf16: autocast; weights, updates and gate logits stay float32.", panel=_WORK
+        "fp32",
+        "Precision of the matrix products. bf16: autocast; weights, updates and gate logits stay float32.",
+        panel=_WORK,
     )
-    compile: bool = option(False, "Compile the blocks: slower start, then faster.", "--compile", panel=_WORK)
+    compile: bool = option(
+        False, "Compile the blocks with torch.compile: slower start, faster steps.", "--compile", panel=_WORK
+    )
     accumulate: int = option(1, "Gradient accumulation steps: the same update in less memory.", panel=_WORK, min=1)
     checkpoint_activations: bool = option(
         False,
-        "Recompute blocks in the backward pass: less memory, a third more time.",
+        "Activation checkpointing: recompute blocks in the backward pass, for less memory and a third more time.",
         "--checkpoint-activations",
         panel=_WORK,
     )
-    device: str = option("cpu", "PyTorch device: cpu, cuda.", panel=_WORK)
+    device: str = option("cpu", "PyTorch device, such as cpu or cuda.", panel=_WORK)
     threads: int | None = option(
-        None, "CPU threads. Default: one per core, or a single one for widths below 256.", panel=_WORK, min=1
+        None, "CPU threads. Default: one per core, or one for widths below 256.", panel=_WORK, min=1
     )
     nproc: int = option(
         1,
-        "Number of local processes that train together; torchrun -m tidegate train works as well.",
+        "Number of local training processes; torchrun -m tidegate train works as well.",
         panel=_WORK,
         min=1,
     )
     parallel: Literal["ddp", "fsdp", "tp"] = option(
         "ddp",
-        "How processes share the work: data parallel with replicated (ddp) or sharded weights (fsdp), or tensor "
-        "parallel over heads and their gates (tp).",
+        "Parallelism: data parallel with replicated (ddp) or sharded weights (fsdp), or tensor parallel over heads "
+        "and their gates (tp).",
         panel=_WORK,
     )
     max_restarts: int = option(
         0,
-        "Times that --nproc restarts all processes from the last checkpoint after one was killed.",
+        "Times to restart all processes of --nproc from the last checkpoint after one was killed.",
         panel=_WORK,
         min=0,
     )
     save_seconds: float = option(
-        60.0, "Minimum time between checkpoints; 0 saves after every step.", panel=_WORK, min=0
+        60.0, "Minimum time between checkpoints, in seconds; 0 saves after every step.", panel=_WORK, min=0
     )
     out: Path = option(
-        Path("model"), "Folder for model, log and checkpoints; rerun the same command to resume.", panel=_WORK
+        Path("model"), "Folder for the model, log and checkpoints; rerun the same command to resume.", panel=_WORK
     )
     tensorboard: bool = option(
         False, "Also write TensorBoard event files to OUT/tensorboard.", "--tensorboard", panel=_WORK
     )
     dry_run: bool = option(
-        False, "Estimate time and memory of the run from a few steps, and exit.", "--dry-run", panel=_WORK
+        False, "Estimate the run's time and memory from a few steps, and exit.", "--dry-run", panel=_WORK
     )
     flops: float | None = option(
         None,
-        "Peak FLOP/s of other hardware, such as 4e14: --dry-run estimates the time there, and progress shows the "
-        "share of it that is reached.",
+        "Peak FLOP/s of the hardware, such as 4e14. --dry-run estimates the time on it; progress shows its "
+        "utilization.",
         panel=_WORK,
     )
-    mfu: float = option(0.4, "Share of --flops that training reaches, for --dry-run.", panel=_WORK)
+    mfu: float = option(0.4, "Model FLOPs utilization that --dry-run assumes for --flops.", panel=_WORK)
 
 
 @verb
 def train(options: TrainOptions) -> None:
-    """Train one language model, in files that observe, curvature and transformers can load.
+    """Train one language model, and save it for Tidegate and for transformers.
 
-    OUT/model.safetensors is for Tidegate, OUT/hf for AutoModelForCausalLM; OUT/log.jsonl has a line per step.
+    Writes OUT/model.safetensors for Tidegate, OUT/hf for AutoModelForCausalLM, and OUT/log.jsonl with a line per step.
 
     After Ctrl-C, the same command resumes, with the same results.
 
@@ -141,7 +133,7 @@ def train(options: TrainOptions) -> None:
     require_launch(nproc=options.nproc, parallel=options.parallel, max_restarts=options.max_restarts, num_around=around)
     require_rate(1.0 if options.flops is None else options.flops, options.mfu)
     require_device(options.device)
-    # Of several processes only the first prints.
+    # Only the first of several processes prints.
     with display(new_console(stderr=True), quiet=options.quiet or os.environ.get("RANK", "0") != "0"):
         run = _run(options)
     if num_processes > 1:
@@ -152,7 +144,7 @@ def train(options: TrainOptions) -> None:
         _print_estimate(run, options, num_processes)
         return
     require_output_folder(options.out, options.data)
-    # Damaged data are an input error, not a failed run.
+    # Load the data here, so that damaged data are an input error, not a failed run.
     run.task.load()
     try:
         if options.nproc > 1 and around == 1:
@@ -171,13 +163,13 @@ def _size(options: TrainOptions) -> ModelSize:
     names = ("d_model", "num_layers", "num_heads", "length", "batch_size", "tokenizer")
     given = {name: getattr(options, name) for name in names}
     if options.tokenizer is None and _holds_tokens(options.data):
-        # A preset's tokenizer is for text.
+        # The preset's tokenizer is for text.
         given["tokenizer"] = "none"
     return replace(SIZES[options.preset], **{name: value for name, value in given.items() if value is not None})
 
 
 def _run(options: TrainOptions) -> Run:
-    """Return the run for what the options say."""
+    """Return the run that the options describe."""
     from tidegate.lab.compare.design import single_run
     from tidegate.lab.compare.variants import parse_variant
 
@@ -202,7 +194,7 @@ def _holds_tokens(data: str | None) -> bool:
 
 
 def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None:
-    """Print what a run would take here, in each of its processes, and at a rate of operations if one is given."""
+    """Print the memory and time that the run takes here, and on hardware with the given FLOP/s."""
     from tidegate.lab.training.estimate import estimate_run
 
     estimate, flops, mfu, parallel = estimate_run(run), options.flops, options.mfu, options.parallel
@@ -218,8 +210,8 @@ def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None
     table.add_column(overflow="fold")
     rows = _estimate_rows(estimate, run.training, flops=flops, mfu=mfu)
     if num_processes > 1:
-        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top; times are those of one"
-        rows.append(("memory in each", _memory(in_each), how))
+        how = f"{num_processes} processes, {parallel}, without communication buffers; times are for one process"
+        rows.append(("memory per process", _memory(in_each), how))
     for row in rows:
         table.add_row(*row)
     new_console().print(table)
@@ -228,18 +220,19 @@ def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None
 def _estimate_rows(
     estimate: Estimate, training: Training, *, flops: float | None, mfu: float
 ) -> list[tuple[str, str, str]]:
-    """Return what a dry run prints: a name, a number, and how it comes about."""
+    """Return the rows of a dry run: quantity, value and explanation."""
     per_update = estimate.tokens // estimate.steps
     rows = [
         ("parameters", f"{estimate.num_parameters:,}", f"{estimate.num_gate_parameters:,} of them in gates"),
-        ("tokens", f"{estimate.tokens:,}", f"{number_of(estimate.steps, 'update')} of {per_update:,}"),
+        ("tokens", f"{estimate.tokens:,}", f"{number_of(estimate.steps, 'update')} of {per_update:,} tokens"),
         ("learning rate", f"{training.lr:.3g}", f"{training.optimizer}, {training.precision}"),
-        ("FLOPs", f"{estimate.flops:.3g}", f"{estimate.flops / estimate.tokens:.3g} for each token"),
+        ("FLOPs", f"{estimate.flops:.3g}", f"{estimate.flops / estimate.tokens:.3g} per token"),
         (
             "memory",
             _memory(estimate.bytes),
-            f"{_memory(estimate.weight_bytes)} for weights and updates, {_memory(estimate.activation_bytes)} for a "
-            f"batch in {number_of(training.accumulate, 'part')}",
+            f"{_memory(estimate.weight_bytes)} for weights, gradients and optimizer, "
+            f"{_memory(estimate.activation_bytes)} for activations "
+            f"({number_of(training.accumulate, 'accumulation step')})",
         ),
     ]
     if estimate.step_seconds is None or estimate.hours is None or estimate.flops_per_second is None:
@@ -249,12 +242,12 @@ def _estimate_rows(
         rows.append(("time here", _duration(estimate.hours), how))
     if flops is not None:
         how = f"at {mfu:g} of {flops:.3g} FLOP/s"
-        rows.append(("time there", _duration(estimate.hours_at(flops, mfu)), how))
+        rows.append(("time on that hardware", _duration(estimate.hours_at(flops, mfu)), how))
     return rows
 
 
 def _duration(hours: float) -> str:
-    """Return a time in the unit that suits its length, as in "3.5 s" and "2.1 days"."""
+    """Return a time in a readable unit, such as "3.5 s" or "2.1 days"."""
     units = (("days", hours / 24), ("h", hours), ("min", 60 * hours))
     return next((f"{number:,.1f} {unit}" for unit, number in units if number >= 2), f"{3600 * hours:.1f} s")
 

@@ -1,4 +1,4 @@
-"""A training from its first step to its model, alone or as one of several processes; what `tidegate train` does."""
+"""The training of `tidegate train`, in one process or several: launch, run, save, report."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: int) -> None:
-    """Start the processes of this very command, and say in one line if one of them is lost."""
+    """Run this command in several processes, and stop with one line if one of them is lost."""
     from tidegate.lab.training.checkpoint import saved_step
     from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.parallel import ProcessLost, launch
 
-    # Refused here once, and not by each of the processes.
+    # Check once here, not in every process.
     TrainingFolder(out).finished(run)
     try:
         launch(sys.argv[1:], num_processes=num_processes, max_restarts=max_restarts)
@@ -44,36 +44,43 @@ def launch_training(run: Run, out: Path, *, num_processes: int, max_restarts: in
 
 
 def require_launch(*, nproc: int, parallel: Parallel, max_restarts: int, num_around: int) -> None:
-    """Refuse options of several processes where there is one, and a number that is not torchrun's.
+    """Raise InputError for multi-process options with one process, or an `nproc` other than torchrun's world size.
 
-    num_around : processes that torchrun has started
+    Args:
+        nproc: Value of --nproc.
+        parallel: Value of --parallel.
+        max_restarts: Value of --max-restarts.
+        num_around: World size under torchrun, else 1.
     """
     if num_around > 1 and nproc not in (1, num_around):
         raise InputError("nproc", expected=f"left out under torchrun, which started {num_around}", got=nproc)
     if nproc == 1 and parallel != "ddp" and "WORLD_SIZE" not in os.environ:
-        hint = "Add --nproc, or start them with torchrun."
+        hint = "Add --nproc, or use torchrun."
         raise InputError("parallel", expected="left out for a single process", got=parallel, hint=hint)
     if nproc == 1 and max_restarts:
-        hint = "Add --nproc, or set it for torchrun."
+        hint = "Add --nproc, or use torchrun's own option."
         raise InputError("max_restarts", expected="0 without --nproc", got=max_restarts, hint=hint)
 
 
 def stop_training(out: Path, command: str, *, num_around: int) -> NoReturn:
-    """End after Ctrl-C. Of several processes one says how to go on: who started them, or the first.
+    """Exit after Ctrl-C; only the launcher, or under torchrun the first process, prints how to resume.
 
-    num_around : processes that torchrun, or `launch_training`, has started
+    Args:
+        out: Output folder.
+        command: The running command line.
+        num_around: World size under torchrun or `launch_training`, else 1.
     """
     from tidegate.lab.training.outputs import TrainingFolder
     from tidegate.lab.training.parallel import LAUNCHED
 
     if LAUNCHED in os.environ or os.environ.get("RANK", "0") != "0":
         raise typer.Exit(INTERRUPTED)
-    own = command if num_around == 1 else "the same torchrun command"
-    stop_interrupted(own, begun=TrainingFolder(out).has_begun())
+    again = command if num_around == 1 else "the same torchrun command"
+    stop_interrupted(again, begun=TrainingFolder(out).has_begun())
 
 
 def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Processes | None) -> None:
-    """Train, keep what came of it, and say how it ended."""
+    """Train, save record and model, and print the result."""
     from tidegate.lab.training.events import Ended, Interrupted, Phase
     from tidegate.lab.training.executors.executor import capture_signals
     from tidegate.lab.training.machine import use_threads
@@ -88,7 +95,7 @@ def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Pro
             folder.remove_partial_files()
         if (done := folder.finished(run)) is not None:
             if is_first:
-                # A kill at the very end may have left both undone.
+                # A kill right after training may have left both undone.
                 folder.forget_checkpoints(run)
                 _export(folder, done)
                 _print_result(folder, done, before=True, as_json=options.as_json)
@@ -122,7 +129,7 @@ def do_training(run: Run, options: TrainOptions, *, threads: int, processes: Pro
 def _open_displays(
     run: Run, options: TrainOptions, processes: Processes | None, stack: ExitStack
 ) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
-    """Open the display, and in the first process the log; return what tells the display, and what tells both."""
+    """Open the display and, in the first process, the log; return the callbacks for the display and for both."""
     from tidegate.lab.training.machine import matrix_flops
     from tidegate.lab.training.outputs import RunLog
 
@@ -144,20 +151,18 @@ def _open_displays(
 
 
 def _end_with_others(record: Record) -> NoReturn:
-    """End one of several processes: another was lost, or all have failed alike."""
+    """Exit one of several processes after another was lost or all failed."""
     from tidegate.lab.training.parallel import LAUNCHED, is_lost_peer
 
     last = record.error.strip().splitlines()[-1]
     if LAUNCHED in os.environ and is_lost_peer(record.error):
-        # Whoever started it says which process was lost.
+        # The launcher reports which process was lost.
         raise typer.Exit(FAILED)
-    stop(
-        f"Training failed, or another of its processes was lost: {last} Rerun the same command to resume.", code=FAILED
-    )
+    stop(f"Training failed, or another process was lost: {last} Rerun the same command to resume.", code=FAILED)
 
 
 def _export(folder: TrainingFolder, record: Record) -> None:
-    """Write the model for transformers too, if that is installed; once, and whole or not at all."""
+    """Export the model for transformers, if that is installed, once and atomically."""
     from importlib.util import find_spec
 
     from tidegate.lab.models.export import export_hugging_face
@@ -191,14 +196,14 @@ def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_js
         places = {name: None if path is None else str(path) for name, path in files.items()}
         print_json({**places, "trained_before": before, "record": encode(record)})
         return
-    figures = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
-    when = "Trained before" if before else "Trained"
+    metrics = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
+    when = "Already trained" if before else "Trained"
     console.print(
-        f"{when}: {record.num_parameters:,} parameters on {record.tokens:,} tokens. On {record.num_evaluated:,} tokens "
-        f"that were held out: loss {record.loss:.4f} nats{figures}.",
+        f"{when}: {record.num_parameters:,} parameters on {record.tokens:,} tokens. Held-out loss "
+        f"{record.loss:.4f} nats{metrics} ({record.num_evaluated:,} tokens).",
         soft_wrap=True,
     )
-    console.print(f"The model: {folder.model}", soft_wrap=True)
-    console.print(f"The log: {log_path(folder.path)}", soft_wrap=True)
+    console.print(f"Model: {folder.model}", soft_wrap=True)
+    console.print(f"Log: {log_path(folder.path)}", soft_wrap=True)
     if hf.exists():
         console.print(f"For transformers: {hf}. To load it:\n\n{reading_code(hf)}", soft_wrap=True)
