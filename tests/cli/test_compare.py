@@ -122,7 +122,7 @@ BAD = {
     "one variant": (["--variants", "none"], "at least two"),
     "a name twice": (["--variants", "none,none"], "--variants must be of different names"),
     "unknown option of a variant": (["--variants", "none,bma@speed=3"], "speed"),
-    "an option that is no number": (
+    "an option that is not a number": (
         ["--variants", "none,bma@lr=fast"],
         "--variants must be given a finite number for lr",
     ),
