@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBars
 from rich.table import Column
-from rich.text import Text
 
 from tidegate._text import number_of
 
@@ -37,7 +36,7 @@ def display(console: Console, *, quiet: bool, examples: str = "tokens", peak: fl
         yield lambda _event: None
     elif console.is_terminal:
         columns = (
-            _Name(table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
@@ -52,7 +51,8 @@ def display(console: Console, *, quiet: bool, examples: str = "tokens", peak: fl
 @contextmanager
 def _logged_lines(console: Console) -> Generator[None]:
     """Print the log messages of tasks that prepare data."""
-    logger, handler = logging.getLogger("tidegate.lab.tasks"), _LineHandler(console)
+    logger, handler = logging.getLogger("tidegate.lab.tasks"), logging.Handler()
+    handler.emit = lambda record: _print(console, record.getMessage())
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -61,17 +61,6 @@ def _logged_lines(console: Console) -> Generator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-@final
-class _LineHandler(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print the message as a line."""
-        _print(self.console, record.getMessage())
 
 
 @final
@@ -139,7 +128,7 @@ class _Bars:
                 self.bars.remove_task(self.overall)
             self.remaining.begin(event)
             before = f"{event.num_done} already done" if event.num_done else ""
-            self.overall = self.bars.add_task(event.name, total=event.num_runs or None, note=before, style="bold")
+            self.overall = self.bars.add_task(event.name, total=event.num_runs or None, note=before)
         elif isinstance(event, Progress):
             self.remaining.progress(event)
             left = _clock(event.seconds / event.step * (event.steps - event.step))
@@ -147,7 +136,12 @@ class _Bars:
             self._update(event.run, _run_name(event), event.step / event.steps, 1.0, note)
             self._update_overall()
         elif isinstance(event, PartsDone):
-            self._show_parts(event)
+            words = [_parts(event)]
+            seconds = self.remaining.seconds_of_parts(event)
+            if event.done < event.total:
+                words += [f"{_clock(seconds)} left"] if seconds is not None else []
+                words += [event.item] if event.item else []
+            self._update(event.work, event.work, event.done, event.total, "  ".join(words))
         elif isinstance(event, Notice):
             _print(self.bars.console, _notice_line(event))
         else:
@@ -157,17 +151,9 @@ class _Bars:
             _print(self.bars.console, _end_line(event))
             self._update_overall()
 
-    def _show_parts(self, event: PartsDone) -> None:
-        words = [_parts(event)]
-        seconds = self.remaining.seconds_of_parts(event)
-        if event.done < event.total:
-            words += [f"{_clock(seconds)} left"] if seconds is not None else []
-            words += [event.item] if event.item else []
-        self._update(event.work, event.work, event.done, event.total, "  ".join(words))
-
     def _update(self, key: str, name: str, done: float, total: float, note: str) -> None:
         if key not in self.tasks:
-            self.tasks[key] = self.bars.add_task(name, total=total, note="", style="")
+            self.tasks[key] = self.bars.add_task(name, total=total, note="")
         self.bars.update(self.tasks[key], completed=done, note=note)
 
     def _update_overall(self) -> None:
@@ -198,7 +184,8 @@ class _Lines:
             self.remaining.begin(event)
             before = f" ({event.num_done} already done)" if event.num_done else ""
             has_runs = event.num_runs or event.num_done
-            self._write(f"{event.name}: {number_of(event.num_runs, 'run')}{before}" if has_runs else f"{event.name}...")
+            runs = f": {number_of(event.num_runs, 'run')}{before}" if has_runs else "..."
+            self._write(f"{event.name}{runs}")
         elif isinstance(event, Progress):
             self.remaining.progress(event)
             if is_time:
@@ -227,15 +214,6 @@ class _Lines:
     def _write(self, line: str) -> None:
         self.last = time.monotonic()
         _print(self.console, line)
-
-
-@final
-class _Name(ProgressColumn):
-    """The name of a bar, printed literally: the name of a variant may look like markup."""
-
-    def render(self, task: Task) -> Text:
-        """Return the name in the style of the task."""
-        return Text(task.description, style=task.fields["style"])
 
 
 def _print(console: Console, line: str) -> None:
