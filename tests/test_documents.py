@@ -17,7 +17,7 @@ IN_MINIATURE = {
     "train_jax.py": ("--steps", "3"),
     "train_torch.py": ("--steps", "3"),
 }
-"""Options that make a long example short."""
+"""Options that shorten a long example."""
 
 
 def relative(path: Path) -> str:
@@ -25,7 +25,7 @@ def relative(path: Path) -> str:
 
 
 def as_a_user(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """In a new interpreter and an empty folder, without a display, and with warnings as errors."""
+    """Run in a new interpreter and an empty folder, without a display, and with warnings as errors."""
     environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONWARNINGS": "error"}
     return subprocess.run(
         [sys.executable, *map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True
@@ -38,7 +38,7 @@ def run_as_a_user(*command: object, cwd: Path) -> None:
 
 
 def assert_ran(source: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """Whether a document or an example ran to its end, of several in one interpreter."""
+    """Assert that a document or an example, one of several in an interpreter, ran to its end."""
     assert any(
         re.fullmatch(rf"{re.escape(str(source))}: (\d+ blocks )?ran", line) for line in done.stdout.splitlines()
     ), f"{source} did not run to its end:\n{done.stdout}{done.stderr}"
@@ -46,7 +46,7 @@ def assert_ran(source: Path, done: subprocess.CompletedProcess[str]) -> None:
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory):
-    """What came of the documents and the examples, which share an interpreter: imports take long."""
+    """Results of the documents and examples; they share an interpreter, since imports take long."""
     documents_but_readme = [document for document in DOCUMENTS if document.name != "README.md"]
     examples = [shlex.join((str(example), *IN_MINIATURE.get(example.name, ()))) for example in EXAMPLES]
     return as_a_user(documents.__file__, *documents_but_readme, *examples, cwd=tmp_path_factory.mktemp("documents"))
@@ -129,7 +129,7 @@ def test_of_examples_in_one_interpreter_the_failing_ones_are_named(tmp_path):
     assert done.returncode == 1
     assert_ran(files["good"], done)
     assert_ran(files["last"], done)
-    for name, complaint in {"broken": "AttributeError", "refusing": "it ended with 'no such gate'"}.items():
+    for name, complaint in {"broken": "AttributeError", "refusing": "exited with 'no such gate'"}.items():
         with pytest.raises(AssertionError, match=rf"{name}\.py did not run to its end:[\s\S]*{name}\.py: {complaint}"):
             assert_ran(files[name], done)
 

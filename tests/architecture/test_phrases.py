@@ -1,4 +1,4 @@
-"""The check of phrases in `make check` finds what it looks for."""
+"""The phrase check of `make check` flags quaint phrases and nothing else."""
 
 import pytest
 from phrases import PHRASES, flagged

@@ -92,15 +92,10 @@ def test_without_a_verb_the_help_is_shown():
     [
         ["compare", "--data", f"{HOSTILE}.txt"],
         ["compare", "--variants", f"none,{HOSTILE}"],
-        ["compare", "--data", HOSTILE, "--task", "image"],
-        ["compare", "--device", HOSTILE],
-        ["compare", "--runs", f"{HOSTILE}:x"],
         ["report", HOSTILE],
         ["study", HOSTILE],
-        ["study", "depth", "--set", f"gates={HOSTILE}"],
         ["study", "depth", "--from", HOSTILE],
         ["observe", HOSTILE],
-        ["curvature", HOSTILE],
         ["generate", HOSTILE, "--prompt", "text"],
     ],
 )
