@@ -96,7 +96,7 @@ class CompareOptions(TrainingData):
     )
     rates: str | None = option(
         None,
-        "Learning rates for --tune and --map, as multiples of the variant's own. Default: 0.5,1,2.",
+        "Learning rates for --tune and --map, as multiples of the preset's. Default: 0.5,1,2.",
         panel=_TUNING,
     )
     starts: str | None = option(

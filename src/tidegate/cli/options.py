@@ -100,7 +100,7 @@ class TrainingData(Output):
     )
     tokenizer: str | None = option(
         None,
-        "bytes, or bpe:4096 to train a BPE of that size. Default: bytes, or the preset's for 35m and larger; tokens "
+        "bytes, or bpe:4096 to train a BPE of that size. Default: the preset's, bytes for tiny, small and base; tokens "
         "and shards have their own.",
         panel=DATA,
     )
