@@ -191,7 +191,7 @@ def test_a_report_of_a_line_without_a_field_names_the_line_and_the_field(tmp_pat
     (tmp_path / "records.jsonl").write_text("".join(f"{json.dumps(add_checksum(line))}\n" for line in lines))
     done = invoke("report", tmp_path)
     assert done.exit_code == 2
-    assert "records.jsonl, line 1: task.kind must be given." in done.stderr
+    assert done.stderr.startswith(f"error: {tmp_path / 'records.jsonl'}, line 1: task.kind must be given.")
     assert not (tmp_path / "report.html").exists()
 
 

@@ -31,8 +31,9 @@ def report(options: ReportOptions) -> None:
     if not path.is_file():
         hint = f"{path} does not exist."
         raise InputError("folder", expected="the output folder of a comparison", got=options.folder, hint=hint)
+    lines = RecordFile(path).read()
     try:
-        summary = summarise(RecordFile(path).read())
+        summary = summarise(lines)
     except ValueError as problem:
         stop(f"{path}: {problem}")
     page = comparison_page(summary)
