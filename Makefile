@@ -49,9 +49,10 @@ demo: $(DEMO_READY) ## the main job: compare gates on Python's own sources; the 
 tour: $(DEMO_READY) ## a short tour of the mathematics, with pictures in tour/
 	$(BIN)/python examples/tour.py
 
-check: $(READY) ## format, lint and types
+check: $(READY) ## format, lint, phrases and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/python tests/support/phrases.py
 	$(BIN)/basedpyright
 
 # The page's tests open it in a browser; where none can be installed they are skipped, and say so.

@@ -17,7 +17,7 @@ IN_MINIATURE = {
     "train_jax.py": ("--steps", "3"),
     "train_torch.py": ("--steps", "3"),
 }
-"""Options that make a long example short."""
+"""Options that shorten a long example."""
 
 
 def relative(path: Path) -> str:
@@ -129,7 +129,7 @@ def test_of_examples_in_one_interpreter_the_failing_ones_are_named(tmp_path):
     assert done.returncode == 1
     assert_ran(files["good"], done)
     assert_ran(files["last"], done)
-    for name, complaint in {"broken": "AttributeError", "refusing": "it ended with 'no such gate'"}.items():
+    for name, complaint in {"broken": "AttributeError", "refusing": "exited with 'no such gate'"}.items():
         with pytest.raises(AssertionError, match=rf"{name}\.py did not run to its end:[\s\S]*{name}\.py: {complaint}"):
             assert_ran(files[name], done)
 

@@ -1,7 +1,7 @@
-"""Check the pages of the built site: every link leads to a file and an anchor that are there, and nothing is fetched.
+"""Check the pages of the built site: every link leads to an existing file and anchor, and pages load offline.
 
-`python docs/_site/check_links.py site` prints what is broken, page by page, and then ends with 1. Links to the network
-are not followed; pictures, styles and scripts from there are refused, as a page must be readable without one.
+`python docs/_site/check_links.py site` prints broken links page by page, and then exits with 1. External links are not
+followed; external pictures, styles and scripts are errors.
 """
 
 import sys
@@ -15,7 +15,7 @@ LINKS = {"a": "href", "link": "href", "script": "src", "img": "src", "iframe": "
 
 
 class Page(HTMLParser):
-    """The links of a page, and the anchors that others can lead to."""
+    """The links and anchors of a page."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
 
 def complaints(site: Path) -> Iterator[str]:
-    """What is broken, as `page: link`, over all pages."""
+    """Yield the broken links of all pages, as `page: link: fault`."""
     read = cache(Page)
     for file in sorted(site.rglob("*.html")):
         for tag, link in read(file).links:
@@ -42,7 +42,7 @@ def complaints(site: Path) -> Iterator[str]:
 
 
 def fault_of(tag: str, link: str, file: Path, read: Callable[[Path], Page]) -> str | None:
-    """Why a link of a page does not hold; None if it does."""
+    """Return why a link of a page is broken; None if it works."""
     parts = urlsplit(link)
     if parts.scheme in ("data", "mailto"):
         return None
@@ -58,7 +58,7 @@ def fault_of(tag: str, link: str, file: Path, read: Callable[[Path], Page]) -> s
 
 
 def main(site: Path) -> int:
-    """Print the complaints, and return how the check ends."""
+    """Print the broken links, and return the exit code."""
     found = list(complaints(site))
     pages = len(list(site.rglob("*.html")))
     if not pages:

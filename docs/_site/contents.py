@@ -1,4 +1,4 @@
-"""Make the README the start page: give it the site's table of contents, serve it as `index.html` and link to that."""
+"""Make the README the start page: add the site's table of contents, and serve and link it as `index.html`."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def link_to_index(app: Sphinx) -> None:
-    """Let links to the README, that of the site's name among them, lead to `index.html`."""
+    """Make links to the README, including that of the site's name, lead to `index.html`."""
     if app.builder.format == "html":
         target_of = app.builder.get_target_uri
 
@@ -34,6 +34,6 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def copy_start_page(app: Sphinx, error: Exception | None) -> None:
-    """Copy the README's page to where a browser looks for the first one."""
+    """Copy the README's page to `index.html`."""
     if error is None and app.builder.format == "html":
         shutil.copyfile(app.outdir / f"{app.config.root_doc}.html", app.outdir / "index.html")

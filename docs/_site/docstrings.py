@@ -15,11 +15,11 @@ SHAPE = re.compile(r"\((?:\.\.\.|\w+)?(?:, [\w ·/+-]+)*,?\)(?=$|[\s,;:])")
 INLINE = re.compile(r"``(?P<double>.+?)``|`(?P<code>[^`]+)`|\$(?P<formula>[^$]+)\$", re.DOTALL)
 
 Link = Callable[[str], str | None]
-"""The address of what a piece of code names, if it is described anywhere."""
+"""Returns the address of the object that a piece of code names, if it is described anywhere."""
 
 
 def to_rst(docstring: str, link: Link) -> list[str]:
-    """Translate a docstring whose indentation is already taken away; `link` finds what a piece of code names."""
+    """Translate a dedented docstring; `link` returns the address of a piece of code."""
     written: list[str] = []
     for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
         lines = paragraph.splitlines()
@@ -36,7 +36,7 @@ def to_rst(docstring: str, link: Link) -> list[str]:
 
 
 def _section(title: str, text: str, link: Link) -> list[str]:
-    """Translate a section: one entry for each line that is not indented, or one in all for what is returned."""
+    """Translate a section: one entry for each line that is not indented, or a single entry for `Returns`."""
     if title == "Returns":
         whole, *parts = re.split(r"\n +(?=\w+(?:, \w+)*: )", text)
         written = [f":returns: {to_inline(_joined(whole), link)}"]
@@ -86,7 +86,7 @@ def _translate(piece: list[str], link: Link) -> list[str]:
 
 
 def _until_nested(piece: list[str]) -> list[str]:
-    """The lines of an argument before those of its parts, which look like arguments that are set in."""
+    """Return the lines of an argument before those of its parts, which look like indented arguments."""
     for place, line in enumerate(piece[1:], start=1):
         if ARGUMENT.match(line.strip()):
             return [part.strip() for part in piece[:place]]
@@ -94,7 +94,7 @@ def _until_nested(piece: list[str]) -> list[str]:
 
 
 def to_inline(text: str, link: Link) -> str:
-    """Translate the code and the formulas of a text, mark the shape that it begins with, and escape the rest."""
+    """Translate the code and the formulas of a text, mark a leading shape, and escape the rest."""
     shape = SHAPE.match(text)
     if shape:
         return f"``{shape[0]}``" + _inline(text[shape.end() :], link, before="`")
@@ -105,7 +105,7 @@ def _inline(text: str, link: Link, before: str = "") -> str:
     written, end = "", 0
     for match in INLINE.finditer(text):
         written += _escape(text[end : match.start()])
-        # Markup must stand apart from what surrounds it; an escaped space keeps it apart and is not shown.
+        # Markup needs whitespace around it; an escaped space separates and is not shown.
         written += r"\ " + _role(match, link) + r"\ "
         end = match.end()
     tail = _escape(text[end:])

@@ -1,6 +1,6 @@
-"""Draw the pictures of the pages in docs/learn again: run each page's code, and keep what it saves.
+"""Redraw the pictures of the pages in docs/learn: run each page's code, and keep the figures that it saves.
 
-`python docs/_site/draw_pictures.py` draws all of them, with names of pages after it only those.
+`python docs/_site/draw_pictures.py` redraws all pages; pass the names of pages to redraw only those.
 """
 
 import os
@@ -24,7 +24,7 @@ mpl.rcParams.update({"svg.hashsalt": "tidegate", "svg.fonttype": "path"})
 
 
 def draw(page: Path) -> list[Path]:
-    """Run one page in a folder of its own, and move its pictures to the documents."""
+    """Run one page in its own folder, and move its pictures to the documents."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         run(page)
         PICTURES.mkdir(parents=True, exist_ok=True)

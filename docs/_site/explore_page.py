@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 DOCUMENT = "docs/explore"
 PLACE = "explore.html"
-"""In the root of the site; the document's own page has this name in the folder below."""
+"""In the root of the site; the document's own page has the same name in `docs/`."""
 MARK = "<!-- The site shows the page here. -->"
-"""Where the document shows it. On GitHub, which runs no scripts, nothing is seen."""
-FRAME = f"""<p><a href="../{PLACE}">Open the page in a window of its own</a></p>
-<iframe class="explore" src="../{PLACE}" title="A page to play with" loading="lazy"></iframe>"""
+"""Marks the place in the document. GitHub, which runs no scripts, shows nothing there."""
+FRAME = f"""<p><a href="../{PLACE}">Open the page in its own window</a></p>
+<iframe class="explore" src="../{PLACE}" title="Interactive page" loading="lazy"></iframe>"""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -26,7 +26,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def show_page(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Put a link and a frame where the document has its mark."""
+    """Replace the mark in the document by a link and a frame."""
     if page == DOCUMENT:
         if source[0].count(MARK) != 1:
             raise ValueError(f"{DOCUMENT}.md must have the line {MARK!r} once, where the site shows the page.")
@@ -34,6 +34,6 @@ def show_page(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def write_page(app: Sphinx, error: Exception | None) -> None:
-    """Write what `tidegate explore` writes."""
+    """Write the page of `tidegate explore`."""
     if error is None and app.builder.format == "html":
         (app.outdir / PLACE).write_bytes(explore_page().encode())

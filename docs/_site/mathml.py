@@ -1,4 +1,4 @@
-"""Write formulas as MathML while the site is built: a browser needs no script and no network to show them."""
+"""Render formulas as MathML at build time, so that the browser needs no script and no network."""
 
 from docutils import nodes
 from docutils.utils.math import MathError
@@ -18,22 +18,22 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
-    """Write a formula of a line."""
+    """Write an inline formula."""
     translator.body.append(to_mathml(node, block=False))
     raise nodes.SkipNode
 
 
 def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
-    """Write a displayed formula, which scrolls where a page is too narrow for it."""
+    """Write a displayed formula; it scrolls if the page is too narrow."""
     translator.body.append(translator.starttag(node, "div", CLASS="math"))
     translator.body.append(f"{to_mathml(node, block=True)}</div>\n")
     raise nodes.SkipNode
 
 
 def to_mathml(node: nodes.Element, *, block: bool) -> str:
-    """Translate LaTeX; what cannot be translated is a warning, and so fails the build."""
+    """Translate LaTeX; a formula that cannot be translated is a warning, which fails the build."""
     try:
-        # Fonts have the prime, which the translator leaves an apostrophe, raised already.
+        # The translator leaves an apostrophe; fonts have a raised prime.
         return tex2mathml(spell_out(node.astext()), as_block=block).replace("<mo>'</mo>", "<mo>′</mo>")
     except MathError as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)

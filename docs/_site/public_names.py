@@ -1,7 +1,7 @@
-"""The public names of the library, and which of them a page of the reference describes. Nothing is imported for it.
+"""Find the public names of the library, and the pages of the reference that describe them, without importing anything.
 
-A package's `__all__` says what is public; its imports say which module a name comes from. A page describes names by
-lines `.. public:: package module`: all public names of the package that come from the module, in the source's order.
+A package's `__all__` lists its public names; its imports give the module of each. A line `.. public:: package module`
+of a page describes all public names of the package that come from the module, in the order of the source.
 """
 
 import ast
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 REFERENCE = ROOT / "docs" / "reference"
 LEFT_OUT = ("tidegate.cli",)
-"""What is used from the command line alone."""
+"""Packages that are only used from the command line."""
 DIRECTIVE = re.compile(r"^\.\. public:: (\S+) (\S+)$", re.MULTILINE)
 
 
@@ -27,7 +27,7 @@ class Origin(NamedTuple):
 
 
 class PublicName(NamedTuple):
-    """A name that users import, by one of the addresses that it has."""
+    """A name that users import, by one of its addresses."""
 
     package: str
     """The package, or the module, whose `__all__` has it."""
@@ -39,18 +39,18 @@ class PublicName(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """What the source says of a name."""
+    """The definition of a name in the source."""
 
     line: int
     kind: str
-    """What Sphinx calls it: function, class or data."""
+    """Sphinx's word: function, class or data."""
     docstring: str
     has_bases: bool = False
 
 
 @cache
 def public_names() -> tuple[PublicName, ...]:
-    """The names of every `__all__`, sorted by their addresses."""
+    """Return the names of every `__all__`, sorted by address."""
     modules = (dotted(file) for file in sorted(SOURCE.rglob("*.py")))
     return tuple(
         PublicName(module, name, origin_of(module, name))
@@ -62,21 +62,21 @@ def public_names() -> tuple[PublicName, ...]:
 
 @cache
 def addresses() -> dict[Origin, str]:
-    """Under which address the reference describes each thing."""
+    """Return the address under which the reference describes each object."""
     pages = (page.read_text(encoding="utf-8") for page in sorted(REFERENCE.glob("*.md")))
     return {name.origin: str(name) for page in pages for name in described_by(page)}
 
 
 def described_by(page: str) -> Iterator[PublicName]:
-    """The names that the text of a page of the reference describes."""
+    """Yield the names that a page of the reference describes."""
     for package, module in DIRECTIVE.findall(page):
         yield from names_from(package, module)
 
 
 def names_from(package: str, module: str) -> list[PublicName]:
-    """The public names of a package that are defined in a module or below it, in the order of the source.
+    """Return the public names of a package that are defined in a module or below it, in the order of the source.
 
-    Those that a package above exports as well belong there.
+    Names that an outer package also exports belong to that package.
     """
     above = {name.origin for name in public_names() if package.startswith(f"{name.package}.")}
     found = [
@@ -95,7 +95,7 @@ def origin_of(module: str, name: str) -> Origin:
 
 @cache
 def imports_of(module: str) -> dict[str, Origin]:
-    """What a module imports from others of tidegate, by the name that it gives it."""
+    """Return the imports of a module from other modules of tidegate, by local name."""
     return {
         alias.asname or alias.name: Origin(node.module, alias.name)
         for node in ast.walk(parsed(module))
@@ -106,7 +106,7 @@ def imports_of(module: str) -> dict[str, Origin]:
 
 @cache
 def definition_of(origin: Origin) -> Definition:
-    """Where and as what a module defines a name, with the docstring that stands below a constant."""
+    """Return line, kind and docstring of a name; the docstring of a constant follows it."""
     body = parsed(origin.module).body
     for place, node in enumerate(body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == origin.name:
@@ -120,7 +120,7 @@ def definition_of(origin: Origin) -> Definition:
 
 
 def exported(module: str) -> list[str]:
-    """Return what a module's `__all__` lists, or, where that is derived, what it imports as `name as name`."""
+    """Return the names in a module's `__all__`, or, if that is computed, those imported as `name as name`."""
     for node in parsed(module).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             if isinstance(node.value, ast.List):
@@ -132,12 +132,12 @@ def exported(module: str) -> list[str]:
 
 @cache
 def parsed(module: str) -> ast.Module:
-    """The syntax tree of a module."""
+    """Return the syntax tree of a module."""
     path = SOURCE.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def dotted(file: Path) -> str:
-    """The dotted name of a module's file."""
+    """Return the dotted name of a module's file."""
     return ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")

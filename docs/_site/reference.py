@@ -1,4 +1,4 @@
-"""The reference: the directive `public`, which describes the names of a module, and links from all pages to them."""
+"""The API reference: the directive `public`, which describes the names of a module, and links to them from pages."""
 
 import ast
 import inspect
@@ -19,16 +19,16 @@ from sphinx.util.nodes import nested_parse_with_titles
 logger = logging.getLogger(__name__)
 
 LEARN = "docs/learn/"
-"""Pages in which a word such as `entropy` is the function of that name in `tidegate.tensors`."""
+"""Pages on which a word such as `entropy` means the function of that name in `tidegate.tensors`."""
 
 
 class Public(Directive):
-    """`.. public:: package module`: what the module is about, then all names that the package takes from it."""
+    """`.. public:: package module`: the module's docstring, then all names that the package exports from it."""
 
     required_arguments = 2
 
     def run(self) -> list[nodes.Node]:
-        """Hand the names to autodoc, one by one."""
+        """Pass the names to autodoc one by one."""
         package, module = self.arguments
         lines = to_rst(ast.get_docstring(parsed(module)) or "", links_from(package))
         for name in names_from(package, module):
@@ -40,7 +40,7 @@ class Public(Directive):
 
 
 def described(name: PublicName) -> list[str]:
-    """The lines that describe one name."""
+    """Return the lines that describe one name."""
     definition = definition_of(name.origin)
     if definition.kind == "data":
         docstring = to_rst(definition.docstring, links_from(name.package))
@@ -51,14 +51,14 @@ def described(name: PublicName) -> list[str]:
 
 
 def other_addresses(name: PublicName) -> list[str]:
-    """A line that names the other packages that export the same thing; those inside its own need no mention."""
+    """Return a line with the other packages that export the same object, except those inside its own."""
     same = (other for other in public_names() if other.origin == name.origin)
     others = [f"``{other}``" for other in same if not f"{other.package}.".startswith(f"{name.package}.")]
     return ["", f"Also {', '.join(others)}.", ""] if others else []
 
 
 def links_from(package: str) -> Link:
-    """Find names as they are written in a package: its own first, then those of the others."""
+    """Return a function that finds names as written in a package: its own first, then those of other packages."""
     by_name: dict[str, str] = {}
     for name in sorted(public_names(), key=lambda name: (name.package != package, name.package.count("."))):
         if name.origin in addresses():
@@ -72,7 +72,7 @@ def links_from(package: str) -> Link:
 
 
 class LinkNames(SphinxTransform):
-    """Lead from code in the text of a page to the reference, where it is a public name and can be no other word."""
+    """Link code in the text of a page to the reference if it is an unmistakable public name."""
 
     default_priority = 5
 
@@ -92,14 +92,14 @@ class LinkNames(SphinxTransform):
 
 
 def unmistakable(code: str) -> str | None:
-    """The address of a name that only one thing has, and that is no common word."""
+    """Return the address of a name that only one object has and that is not a common word."""
     common = code.islower() and "_" not in code
     things = {name.origin for name in public_names() if name.name == code}
     return addresses().get(things.pop()) if len(things) == 1 and not common else None
 
 
 def translate_docstring(app: Sphinx, kind: str, address: str, value: object, options: Any, lines: list[str]) -> None:
-    """Turn the Markdown of a docstring into what autodoc expects, in place; a class has its constructor's after it."""
+    """Translate the Markdown of a docstring for autodoc, in place; a class also gets its constructor's."""
     names = {str(name): name for name in public_names()}
     package = address.rsplit(".", 1)[0] if address in names else address.rsplit(".", 2)[0]
     constructor = vars(value).get("__init__") if inspect.isclass(value) else None
@@ -112,7 +112,7 @@ def translate_docstring(app: Sphinx, kind: str, address: str, value: object, opt
 def plain_signature(
     app: Sphinx, kind: str, address: str, value: object, options: Any, signature: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """Write modules and functions that are default values, and aliases inside a union, by their names alone."""
+    """Shorten modules and functions that are default values, and aliases in a union, to their names."""
     return _by_name(signature), _by_name(result)
 
 

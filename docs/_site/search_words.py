@@ -1,6 +1,6 @@
-"""Lead the words that people search for to the page that answers them.
+"""Map search queries to the page that answers them.
 
-Sphinx's search sorts pages of equal score by title. An entry of the index that equals the query comes first.
+Sphinx's search sorts pages of equal score by title. An index entry that equals the query comes first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS = {
     "docs/how-to/add-a-gate": ("custom gate", "own gate"),
     "docs/cluster": ("gpu", "gpus", "several gpus", "ray", "slurm", "torchrun"),
 }
-"""Each page's queries. They stand here because GitHub would show an index directive as code."""
+"""The queries of each page. They are not in the pages because GitHub would show an index directive as code."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -49,7 +49,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def add_words(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Put a page's words below its title, as main entries of the index."""
+    """Insert a page's queries below its title, as main entries of the index."""
     if page in WORDS:
         title, rest = source[0].split("\n", 1)
         entries = ", ".join(f"! {word}" for word in WORDS[page])

@@ -1,7 +1,9 @@
-"""The check of phrases in `make check` finds what it looks for."""
+"""The phrase check of `make check` flags quaint phrases and nothing else."""
+
+import re
 
 import pytest
-from phrases import PHRASES, flagged
+from phrases import PHRASES, ROOT, flagged
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,8 @@ def test_a_flagged_phrase_names_its_line_and_its_replacement():
 
 def test_replacements_are_not_flagged_themselves():
     assert [line for instead in PHRASES.values() for line in flagged(instead)] == []
+
+
+def test_make_check_runs_it():
+    (recipe,) = re.findall(r"^check:.*\n((?:\t.+\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert "tests/support/phrases.py" in recipe

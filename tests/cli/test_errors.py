@@ -11,7 +11,6 @@ from tidegate.cli.errors import errors_in_one_line
 
 HOSTILE = os.fsdecode(b"a\x1b[31m\x07\x9b\xff") + "\x9b2J\u202e"
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
-COMMANDS = ["compare", "report", "study", "curvature", "observe"]
 
 
 def invoke(*arguments):
@@ -19,7 +18,7 @@ def invoke(*arguments):
 
 
 def ended_with(problem):
-    """What a verb that raises this leaves: the exit code, and the error stream."""
+    """The exit code and the error stream of a verb that raises this."""
     verb = typer.Typer()
 
     @verb.command()
@@ -43,7 +42,7 @@ def ended_with(problem):
         (MemoryError("Unable to allocate 8 EiB"), "not enough memory. Unable to allocate 8 EiB"),
     ],
 )
-def test_what_a_user_can_mend_is_one_line_and_the_exit_code_2(problem, words):
+def test_an_error_that_a_user_can_fix_is_one_line_and_the_exit_code_2(problem, words):
     code, stderr = ended_with(problem)
     assert code == 2
     assert re.fullmatch(r"error: [^\n]+\n", stderr)
@@ -54,15 +53,10 @@ def test_an_interrupt_is_no_error():
     assert ended_with(KeyboardInterrupt()) == (130, "Interrupted. Rerun the command to start again.\n")
 
 
-@pytest.mark.parametrize("problem", [RuntimeError("bug"), TypeError("bug"), KeyError("bug"), AssertionError("bug")])
-def test_a_bug_keeps_its_traceback(problem):
-    with pytest.raises(type(problem)), errors_in_one_line():
-        raise problem
-
-
-def test_output_that_nobody_reads_is_no_error():
-    with pytest.raises(BrokenPipeError), errors_in_one_line():
-        raise BrokenPipeError
+@pytest.mark.parametrize("problem", [RuntimeError, TypeError, KeyError, AssertionError, BrokenPipeError])
+def test_a_bug_keeps_its_traceback_and_a_closed_pipe_is_not_reported(problem):
+    with pytest.raises(problem), errors_in_one_line():
+        raise problem("bug")
 
 
 def test_a_message_without_end_loses_its_middle():
@@ -72,19 +66,14 @@ def test_a_message_without_end_loses_its_middle():
     assert len(stderr) < 5000
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_a_bad_option_is_one_line_that_names_the_help(verb):
-    done = invoke(verb, "--\x1bweather")
-    assert done.exit_code == 2
-    assert re.fullmatch(rf"error: No such option[^\n]+\. See \w+ {verb} --help\.\n", done.stderr)
-    assert not STEERING.search(done.stderr)
-
-
-@pytest.mark.parametrize("arguments", [["--\x1bweather"], ["\x1bverb"], ["compare", "--seeds", "\x1b"], ["observe"]])
-def test_a_bad_call_is_one_line(arguments):
+@pytest.mark.parametrize(
+    "arguments",
+    [["--\x1bweather"], ["\x1bverb"], ["compare", "--seeds", "\x1b"], ["observe"], ["study", "--\x1bweather"]],
+)
+def test_a_bad_call_is_one_line_that_names_the_help(arguments):
     done = invoke(*arguments)
     assert done.exit_code == 2
-    assert re.fullmatch(r"error: [^\n]+ --help\.\n", done.stderr)
+    assert re.fullmatch(r"error: [^\n]+\. See \w+( \w+)? --help\.\n", done.stderr)
     assert not STEERING.search(done.stderr)
 
 
@@ -97,15 +86,10 @@ def test_without_a_verb_the_help_is_shown():
     [
         ["compare", "--data", f"{HOSTILE}.txt"],
         ["compare", "--variants", f"none,{HOSTILE}"],
-        ["compare", "--data", HOSTILE, "--task", "image"],
-        ["compare", "--device", HOSTILE],
-        ["compare", "--runs", f"{HOSTILE}:x"],
         ["report", HOSTILE],
         ["study", HOSTILE],
-        ["study", "depth", "--set", f"gates={HOSTILE}"],
         ["study", "depth", "--from", HOSTILE],
         ["observe", HOSTILE],
-        ["curvature", HOSTILE],
         ["generate", HOSTILE, "--prompt", "text"],
     ],
 )
@@ -133,7 +117,7 @@ def test_names_of_files_below_the_data_steer_no_terminal(tmp_path):
 RUNS = {
     "os:system": "without required arguments",
     "builtins:breakpoint": "without required arguments",
-    "nosuch:x": "No module named 'nosuch'. Use a module of the working folder",
+    "nosuch:x": "No module named 'nosuch'. Use a module in the working directory",
     "os:nosuch": "has no attribute 'nosuch'",
     "os:": "module:function",
     "..os:path": "module:function",

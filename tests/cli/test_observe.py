@@ -110,36 +110,12 @@ def test_added_gates_are_named_or_refused(folder, tmp_path, verb):
         assert [set(layer.gates) for layer in seen.layers] == [{"output"}, {"output"}]
 
 
-def test_the_length_is_that_of_the_training_where_the_model_says_it(folder, tmp_path):
+def test_the_default_length_is_that_of_the_training_or_the_models_limit(folder, tmp_path):
     save_model(TransformerLM(TransformerConfig(gate="g1", max_length=24, **SIZES)), tmp_path / "short.safetensors")
-    done = invoke(
-        "observe", tmp_path / "short.safetensors", "--data", folder / "notes.txt", "--sequences", "1",
-        "--out", tmp_path / "out",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert seen_in(tmp_path / "out")[0]["length"] == 24
-
-
-def test_the_length_is_what_the_model_knows_unless_said(folder, tmp_path):
-    done = invoke("observe", folder / "llama", "--data", folder / "tokens.npy", "--sequences", "1", "--out", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert seen_in(tmp_path)[0]["length"] == 16
-
-
-def test_batches_change_nothing(folder, tmp_path):
-    found = []
-    for size in (1, 5):
-        out = tmp_path / str(size)
-        done = invoke(
-            "observe", folder / "model.safetensors", "--data", folder / "tokens.npy", "--length", "8",
-            "--sequences", "5", "--batch-size", size, "--out", out,
-        )  # fmt: skip
+    for model, length in ((tmp_path / "short.safetensors", 24), (folder / "llama", 16)):
+        done = invoke("observe", model, "--data", folder / "tokens.npy", "--sequences", 1, "--out", tmp_path / "out")
         assert done.exit_code == 0, done.output
-        found.append(seen_in(out)[1])
-    for one, other in zip(found[0].layers, found[1].layers, strict=True):
-        assert [each.mean for each in one.heads["impact"]] == pytest.approx(
-            [each.mean for each in other.heads["impact"]], abs=1e-6
-        )
+        assert seen_in(tmp_path / "out")[0]["length"] == length
 
 
 def test_progress_is_plain_lines_on_the_error_stream_and_silent_if_asked(folder, tmp_path):

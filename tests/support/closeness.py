@@ -1,4 +1,4 @@
-"""How close is close: one table of tolerances, and the one assertion that reads it."""
+"""One table of tolerances, and the assertion that uses it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ RELATIVE = {
     ("float32", "forward"): 2e-5,
     ("float32", "gradient"): 1e-4,
 }
-"""Largest difference allowed, in units of 1 + the largest expected magnitude, by (dtype, what is compared)."""
+"""Largest allowed difference, in units of 1 + the largest expected magnitude, by (dtype, kind of comparison)."""
 
 
 def to_numpy(array) -> np.ndarray:
@@ -23,7 +23,7 @@ def to_numpy(array) -> np.ndarray:
 
 @contextmanager
 def naming(row: object) -> Iterator[None]:
-    """Name the row of a table in what fails inside: for tests that loop over a table themselves."""
+    """Add the row to the message of an exception, for tests that loop over a table."""
     try:
         yield
     except Exception as error:
@@ -32,9 +32,9 @@ def naming(row: object) -> Iterator[None]:
 
 
 def assert_close(actual, expected, *, what: str = "forward", dtype: str | None = None) -> None:
-    """Equal shapes, no NaN that is not expected, and a difference within the table's tolerance.
+    """Assert equal shapes, no unexpected nan, and a difference within the table's tolerance.
 
-    The tolerance is that of the coarser of the two dtypes, unless `dtype` names one.
+    The tolerance is that of the coarser of the two dtypes, unless `dtype` is given.
     """
     actual, expected = to_numpy(actual), to_numpy(expected)
     assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"

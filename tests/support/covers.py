@@ -1,8 +1,8 @@
-"""Which rows of a product the tests run: a cover of it by default, all of them with `--full`.
+"""Rows of a product that the tests run: a cover by default, all rows with `--full`.
 
-A product of gates, options, dtypes and masks grows much faster than what it can find. Its cover holds the rows in which
-at most one argument leaves the few values that stand for it: every gate with one rich set of options, every set of
-options with a few gates. `tests/parity/test_torch_reference.py` runs the whole product of gates and options always.
+The cover contains the rows in which at most one argument leaves its few representative values: every gate with one rich
+set of options, every set of options with a few gates. `tests/parity/test_torch_reference.py` always runs the whole
+product of gates and options.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Axis:
-    """The values of one argument by their names, and the few that every value of the others is tried with."""
+    """The values of one argument by name, and the few that are combined with every value of the other arguments."""
 
     values: Mapping[str, Any]
     few: tuple[str, ...]
@@ -35,34 +35,34 @@ class Axis:
 
 
 def axis(values: Iterable[Any] | Mapping[str, Any], *few: Any) -> Axis:
-    """An axis of values that are named by what they print, unless they have names; without `few`, of the first."""
+    """Return an axis of values, named by their `str` unless they have names; `few` defaults to the first."""
     named = dict(values) if isinstance(values, Mapping) else {str(value): value for value in values}
     return Axis(named, tuple(map(str, few)) or (next(iter(named)),))
 
 
 def rows(axes: Mapping[str, Axis], *, full: bool) -> list[Row]:
-    """All rows of the product, or those in which at most one argument leaves its few."""
+    """Return all rows of the product, or those in which at most one argument leaves its few."""
     every = (dict(zip(axes, names, strict=True)) for names in product(*(axis.values for axis in axes.values())))
     return [row for row in every if full or sum(row[name] not in axis.few for name, axis in axes.items()) <= 1]
 
 
 def without_most_eager_jax(laws: Iterable[Law]) -> list[bool]:
-    """Say of each law whether it is kept: eager JAX runs the first law of each file, the other libraries run all.
+    """Return for each law whether it runs: eager JAX runs the first law of each file, the other libraries run all.
 
-    Eager JAX compiles every operator for every shape, and takes longer than the other three libraries together. It
-    computes by the same code as jitted JAX, but sees values where that sees traces, which one law a file shows.
+    Eager JAX compiles every operator for every shape, and takes longer than the other three libraries together. It runs
+    the same code as jitted JAX, but with values instead of tracers, which one law per file covers.
     """
     first: dict[str, str] = {}
     return [library != "jax" or first.setdefault(file, function) == function for file, function, library in laws]
 
 
 def over(**axes: Axis) -> pytest.MarkDecorator:
-    """Run a test over the product of axes, each named like the argument that takes its values."""
+    """Run a test over the product of axes, each named after the test's argument."""
     return pytest.mark.over(axes)
 
 
 SEVERAL = ("none", "g1+g2+g3+g4+g5", "output:query:head+value:query:head+key:query:head+query:query:head")
-"""No gate, a gate of each channel at every site, and a gate of each head at every site of the heads."""
+"""No gate, an element-wise gate at every site, and a gate per head at every site of the heads."""
 
 SPELLING = axis(SPELLINGS, *SEVERAL)
 GATE = axis(map(str, GATES), "bma", "g1", "key:query:head")
@@ -76,7 +76,7 @@ TABLE = {
     "a layer with one gate": {"gate": GATE, "options": OPTION},
     "a layer in half precision": {"gate": SPELLING, "dtype": HALF, "options": OPTION},
 }
-"""The products of gates and options; what else a test varies is an axis in its file."""
+"""The products of gates and options; tests define further axes in their files."""
 
 every_layer = over(**TABLE["a layer"])
 every_layer_with_one_gate = over(**TABLE["a layer with one gate"])

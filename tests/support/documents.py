@@ -1,7 +1,7 @@
 """Run the Python blocks of a Markdown document, or an example, and find a document's broken links.
 
 Run one by hand with `python tests/support/documents.py README.md`; several run in one interpreter, one after another.
-An example has its options with it: `"examples/train_jax.py --steps 3"`.
+Quote an example together with its options: `"examples/train_jax.py --steps 3"`.
 """
 
 import re
@@ -21,11 +21,11 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 class DocumentError(Exception):
-    """A block or a link that does not hold; the message begins with file:line, that of an example with its file."""
+    """A failing block or a broken link; the message begins with file:line, or the file of an example."""
 
 
 def run(document: Path) -> int:
-    """Execute the Python blocks in order, in one namespace, and return how many there were."""
+    """Execute the Python blocks in order, in one namespace, and return their number."""
     namespace = {"__name__": "__main__"}
     blocks = list(python_blocks(document))
     for line, source in blocks:
@@ -38,14 +38,14 @@ def run(document: Path) -> int:
 
 
 def run_example(example: Path, options: list[str]) -> None:
-    """Execute an example as `python example options` does, but in this interpreter."""
+    """Execute an example like `python example options`, but in this interpreter."""
     before = sys.argv, sys.path
     sys.argv, sys.path = [str(example), *options], [str(example.parent), *sys.path]
     try:
         runpy.run_path(str(example), run_name="__main__")
     except SystemExit as ended:
         if ended.code:
-            raise DocumentError(f"{example}: it ended with {ended.code!r}") from ended
+            raise DocumentError(f"{example}: exited with {ended.code!r}") from ended
     except Exception as error:
         raise DocumentError(f"{example}: {error!r}") from error
     finally:
@@ -53,14 +53,14 @@ def run_example(example: Path, options: list[str]) -> None:
 
 
 def python_blocks(document: Path) -> Iterator[tuple[int, str]]:
-    """First line number and source of every block whose language is Python, whatever else its fence says."""
+    """Yield the first line number and the source of every Python block, also if its fence has further marks."""
     for line, info, source in _split(document)[1]:
         if re.match(r"[{.]*py", info, re.IGNORECASE):
             yield line, source
 
 
 def broken_links(document: Path) -> list[str]:
-    """Links to files that are not there, as file:line: target. Addresses and anchors in the same page pass."""
+    """Return links to missing files, as file:line: target. URLs and anchors in the same page pass."""
     prose = _split(document)[0]
     found = []
     for match in LINK.finditer(re.sub(r"`[^`\n]*`", lambda code: " " * len(code[0]), prose)):
@@ -72,7 +72,7 @@ def broken_links(document: Path) -> list[str]:
 
 
 def _split(document: Path) -> tuple[str, list[tuple[int, str, str]]]:
-    """The prose, with code blanked out line for line, and the fenced blocks: first line, info string, source."""
+    """Return the prose, with code blanked out line by line, and the fenced blocks: first line, info string, source."""
     prose, blocks = [], []
     opening, start, body = None, 0, []
     for number, text in enumerate(document.read_text(encoding="utf-8").splitlines(), start=1):
@@ -101,7 +101,7 @@ def _failing_line(error: Exception, document: Path, first: int) -> int:
 
 
 def main(sources: list[str]) -> int:
-    """Run documents and examples, each in a folder of its own, as they write files; say how it went, return a code."""
+    """Run documents and examples, each in its own folder, print the results, and return an exit code."""
     failed = False
     for source in sources:
         path, *options = shlex.split(source)

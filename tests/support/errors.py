@@ -1,4 +1,4 @@
-"""How tests name the error that they expect: by its field, not by its wording."""
+"""Expect errors by their field, not by their wording."""
 
 import pytest
 
@@ -6,5 +6,5 @@ from tidegate import InputError
 
 
 def rejects(field, *, hint=""):
-    """Expect an InputError about a field; `hint` is a part of its hint, such as the remedy that it names."""
+    """Expect an InputError for a field; `hint` is a part of its hint, such as the remedy."""
     return pytest.raises(InputError, check=lambda error: error.field == field and hint in error.hint)

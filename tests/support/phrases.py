@@ -1,4 +1,4 @@
-"""Phrases that nobody in this field writes, each with what to write instead. `make check` runs this file."""
+"""Find phrases that nobody in this field writes, and name a replacement for each. `make check` runs this file."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ _FINDERS = {
 
 
 def flagged(text: str) -> list[str]:
-    """Return `line: phrase (write …)` for each phrase in a text, also where it wraps over two lines."""
+    """Return `line: phrase (write …)` for each phrase in a text, also if it wraps over two lines."""
     found = [
         (text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead)
         for finder, instead in _FINDERS.items()
@@ -52,7 +52,7 @@ def flagged(text: str) -> list[str]:
 
 
 def main() -> int:
-    """Print each phrase in the files that git tracks; return 1 if there is one."""
+    """Print the flagged phrases of all files that git tracks; return 1 if there are any."""
     listing = subprocess.run(
         ["git", "ls-files", "*.py", "*.md", "*.html", "*.js", "*.css", "Makefile"],
         cwd=ROOT, capture_output=True, text=True, check=True,

@@ -1,4 +1,4 @@
-"""The verbs. Exit codes: 0 for success, 1 if runs failed, 2 for bad input, 130 after Ctrl-C."""
+"""The verbs. Exit codes: 0 for success, 1 for failed runs, 2 for bad input, 130 after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tidegate.cli.train import train
 
 @final
 class _Verbs(TyperGroup):
-    """The verbs, with one way to report errors."""
+    """The group of verbs; it reports errors in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the verb; without any, show the help."""
+        """Parse the options before the verb; show the help if there are none."""
         if not args:
             return super().parse_args(ctx, args)
         with errors_in_one_line(ctx):
@@ -47,19 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for run_verb in (
-    compare,
-    train,
-    tokenize,
-    generate,
-    evaluate,
-    export,
-    report,
-    study,
-    curvature,
-    observe,
-    explore,
-):
+for run_verb in (compare, train, tokenize, generate, evaluate, export, report, study, curvature, observe, explore):
     app.command()(run_verb)
 
 
@@ -75,4 +63,4 @@ def _verbs(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.")
     ] = False,
 ) -> None:
-    """Gated attention: train variants under equal conditions, and report how they differ, with intervals."""
+    """Gated attention: train variants under equal conditions and report their differences with intervals."""

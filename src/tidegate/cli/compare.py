@@ -1,4 +1,4 @@
-"""`tidegate compare`: train attention variants under equal conditions and report how they differ."""
+"""`tidegate compare`: train attention variants under equal conditions and report their differences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate._validation import InputError
 from tidegate.cli.console import finish_page, new_console, new_table
 from tidegate.cli.errors import FAILED, stop, stop_interrupted
 from tidegate.cli.folders import require_output_folder
-from tidegate.cli.options import Output, option, this_command, verb
+from tidegate.cli.options import DATA, TrainingData, option, this_command, verb
 from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from tidegate.lab.training.executors.executor import RunResources
     from tidegate.lab.training.run import Run
 
-_DATA, _BUDGET, _TUNING, _WORK = "Data", "Budget and fairness", "Tuning", "Running"
+_BUDGET, _TUNING, _WORK = "Budget and fairness", "Tuning", "Running"
 _WIDE = 160
 _G1, _BMA = "output:input:twosigmoid", "value:query:twosigmoid"
 DEFAULT_VARIANTS = (
     f"none,g1-from-1={_G1},g1-shuffled={_G1}@placebo=shuffled,bma-from-1={_BMA},bma-shuffled={_BMA}@placebo=shuffled"
 )
-"""No gate; two gates that start at 1, so that they change no scale; and the shuffled placebos of both."""
+"""The ungated baseline; two gates that start at 1, so that they keep the initial scale; and their shuffled placebos."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(Output):
+class CompareOptions(TrainingData):
     """Options of `tidegate compare`."""
 
     variants: str = option(
@@ -44,42 +44,30 @@ class CompareOptions(Output):
         "Variants to compare, comma-separated, the baseline first: gates (none, bma, bma-query, g1, g1-head, g2, g3, "
         "g4, g5, vga, sink, off-by-one, or a spelling of docs/gates.md), or name=gate@option=value for a variant with "
         "its own name and options: lr, gate_lr, weight_decay, warmup, final_lr, clip, first_seed; init (a standard "
-        "deviation, fan-in, torch), d_ff, qk_norm (yes, no), params (another variant, whose parameter count it is "
-        "widened to); placebo (constant, shuffled).",
+        "deviation, fan-in, torch), d_ff, qk_norm (yes, no), params (the variant whose parameter count to match by "
+        "widening); placebo (constant, shuffled).",
     )
     placebos: bool = option(
-        True, "Add constant gates as placebos: the starting value of each gate whose start is not 1."
-    )
-    data: str | None = option(
-        None,
-        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME of a "
-        "Hugging Face dataset; for images a folder of class folders, or digits. Default: Python's own sources, digits, "
-        "or generated recall examples.",
-        panel=_DATA,
+        True, "For each gate that does not start at 1, add a placebo: a constant gate with its initial value."
     )
     task: Literal["lm", "image", "recall"] = option(
-        "lm", "Language modelling, image classification, or associative recall.", panel=_DATA
+        "lm",
+        "Language modeling; image classification (--data: a folder of class folders, or digits, the default); or "
+        "associative recall on generated examples.",
+        panel=DATA,
     )
-    tokenizer: str | None = option(
-        None,
-        "bytes, or bpe:4096 to train a BPE of that size. Default: bytes; tokens and shards have their own.",
-        panel=_DATA,
-    )
-    field: str | None = option(
-        None, "Field of .jsonl records and datasets that holds the text. Default: text.", panel=_DATA
-    )
-    length: int | None = option(None, "Sequence length in tokens. Default: the preset's.", panel=_DATA, min=2)
+    length: int | None = option(None, "Sequence length in tokens. Default: the preset's.", panel=DATA, min=2)
     preset: Literal["tiny", "small", "base"] = option(
-        "tiny", "Size of model and training: about 0.2, 1 and 14 million parameters.", panel=_BUDGET
+        "tiny", "Model size and training budget: about 0.2, 1 and 14 million parameters.", panel=_BUDGET
     )
-    seeds: int = option(5, "Number of seeds, one run per variant and seed. A verdict needs three.", panel=_BUDGET)
+    seeds: int = option(5, "Number of seeds: one run per variant and seed. A verdict needs three.", panel=_BUDGET)
     tokens: int | None = option(None, "Training tokens (or images) per run. Default: the preset's.", panel=_BUDGET)
     match: Literal["tokens", "params", "flops", "time"] = option(
-        "tokens", "Quantity that is equal for all variants; the others are reported.", panel=_BUDGET
+        "tokens", "Quantity to match across variants; the others are reported.", panel=_BUDGET
     )
     margin: float | None = option(
         None,
-        "Smallest relevant difference, as a share of the baseline's loss. Default: 0.002, half of the gain that is "
+        "Smallest relevant difference, as a fraction of the baseline loss. Default: 0.002, half the gain that is "
         "reported for gates.",
         panel=_BUDGET,
     )
@@ -88,69 +76,70 @@ class CompareOptions(Output):
     )
     tune: bool = option(
         False,
-        "Tune each variant over three learning rates and three initializations, separately for each seed, on other "
-        "seeds. Ten times the runs, or six times with --search stepwise.",
+        "Tune each variant over three learning rates and three initializations: for each seed, on other seeds. Ten "
+        "times the runs, or six times with --search stepwise.",
         "--tune",
         panel=_TUNING,
     )
     search: Literal["grid", "stepwise"] = option(
         "grid",
-        "How --tune searches: every pair of rate and initialization; or every initialization at the middle rate, then "
-        "the other rates at the best initialization.",
+        "Search of --tune. grid: all pairs of learning rate and initialization; stepwise: all initializations at the "
+        "middle learning rate, then the other learning rates at the best initialization.",
         panel=_TUNING,
     )
     map_: bool = option(
         False,
-        "Train every variant at every pair of rate and initialization, and plot where its difference to the baseline "
-        "and to its placebo changes sign. Without --tune, nothing is selected by it.",
+        "Train every variant at all pairs of learning rate and initialization, and plot where its differences from "
+        "the baseline and from its placebo change sign. Selects settings only with --tune.",
         "--map",
         panel=_TUNING,
     )
     rates: str | None = option(
-        None, "Learning rates that --tune and --map try, as multiples. Default: 0.5,1,2.", panel=_TUNING
+        None,
+        "Learning rates for --tune and --map, as multiples of the preset's. Default: 0.5,1,2.",
+        panel=_TUNING,
     )
     starts: str | None = option(
-        None, "Initializations that --tune and --map try. Default: 0.02,fan-in,torch.", panel=_TUNING
+        None, "Initializations for --tune and --map. Default: 0.02,fan-in,torch.", panel=_TUNING
     )
     settings: str | None = option(
         None,
-        "Folder of an earlier comparison with --tune on the same data: each variant gets the learning rate and "
-        "initialization that most seeds selected there, untuned variants those of the baseline. Default: settings "
-        "that ship with the package for Python's own sources at preset tiny, if they have every variant, else the "
-        "preset's; none always uses the preset's.",
+        "Folder of an earlier comparison with --tune on the same data. Each variant gets the learning rate and "
+        "initialization that most seeds selected there; untuned variants get the baseline's. Default: the settings "
+        "shipped for Python's own sources at preset tiny if they cover every variant, else the preset's; none always "
+        "uses the preset's.",
         panel=_TUNING,
         metavar="FOLDER|none",
     )
     out: Path = option(
-        Path("comparison"), "Folder for records and page; rerun the same command to resume.", panel=_WORK
+        Path("comparison"), "Folder for records and report; rerun the same command to resume.", panel=_WORK
     )
     executor: Literal["serial", "processes", "ray"] = option(
         "processes",
-        "Where runs are executed: one after another, on all cores of this machine, or on a Ray cluster (RAY_ADDRESS, "
-        "or a new local one). Results do not depend on it.",
+        "Where to execute runs: one after another, on all cores of this machine, or on a Ray cluster (RAY_ADDRESS, or "
+        "a new local one). Results do not depend on it.",
         panel=_WORK,
     )
     cpus_per_run: int | None = option(
         None,
-        "Cores that --executor ray reserves for each run, and its number of threads. Default: 1, or one per process. "
-        "With more than one, sums round differently.",
+        "Cores and threads per run with --executor ray. Default: 1, or one per process. More than one changes the "
+        "rounding of sums.",
         panel=_WORK,
     )
     gpus_per_run: int | None = option(
         None,
-        "GPUs that --executor ray reserves for each run: 0 (default), or as many as --procs-per-run. Sets the device "
-        "to cuda.",
+        "GPUs per run with --executor ray: 0 (default), or as many as --procs-per-run. Sets the device to cuda.",
         panel=_WORK,
     )
     procs_per_run: int | None = option(
         None,
-        "Processes per run with --executor ray, on any nodes; each takes an equal share of the batch. Default: 1. With "
-        "more than one, sums round differently.",
+        "Data-parallel processes per run with --executor ray, on any nodes. Default: 1. More than one changes the "
+        "rounding of sums.",
         panel=_WORK,
     )
     retries: int | None = option(
         None,
-        "Times that a run is resumed after its process was killed, before it counts as failed. Default: 2.",
+        "Times to resume a run whose process was killed before it counts as failed. Default: 2.",
         panel=_WORK,
     )
     device: str | None = option(
@@ -161,10 +150,10 @@ class CompareOptions(Output):
 
 @verb
 def compare(options: CompareOptions) -> None:
-    """Train attention variants under equal conditions, and write a report of how they differ, with intervals.
+    """Train attention variants under equal conditions, and report their differences with confidence intervals.
 
-    With no options: no gate, g1 and bma from 1 and their shuffled placebos, five seeds, byte-level models of Python's
-    own sources, about ten minutes on two cores.
+    By default: the ungated baseline, g1 and bma (starting at 1) and their shuffled placebos, five seeds, byte-level
+    models of Python's own sources; about ten minutes on two cores.
 
     After Ctrl-C, the same command resumes, with the same results.
 
@@ -189,7 +178,7 @@ def compare(options: CompareOptions) -> None:
         runner = make_executor(
             options.executor,
             retries=RETRIES if options.retries is None else options.retries,
-            resources=_resources(options.cpus_per_run, options.gpus_per_run, options.procs_per_run),
+            resources=_resources(options),
         )
         require_output_folder(out, options.data)
         examples = "images" if request.task.kind == "image" else "tokens"
@@ -208,7 +197,7 @@ def compare(options: CompareOptions) -> None:
 
 
 def _request(options: CompareOptions, command: str) -> Request:
-    """Return the request for what the options say."""
+    """Return the request that the options describe."""
     from tidegate.lab.compare.presets import PRESETS
     from tidegate.lab.compare.request import Request, parse_grid
     from tidegate.lab.compare.tuning import find_settings
@@ -216,7 +205,14 @@ def _request(options: CompareOptions, command: str) -> Request:
     from tidegate.lab.judging import MARGIN
     from tidegate.lab.tasks.catalogue import make_task
 
-    _require_used(options)
+    searches = options.tune or options.map_
+    for name in ("rates", "starts"):
+        if getattr(options, name) is not None and not searches:
+            raise InputError(name, expected="left out without --tune or --map")
+    if options.search == "stepwise" and options.map_:
+        raise InputError("search", expected="grid with --map", got=options.search)
+    if options.search == "stepwise" and not options.tune:
+        raise InputError("search", expected="left out without --tune", got=options.search)
     variants = parse_variants(options.variants)
     variants = with_constants(variants) if options.placebos else variants
     task = make_task(
@@ -227,9 +223,7 @@ def _request(options: CompareOptions, command: str) -> Request:
         length=options.length or PRESETS[options.task][options.preset].length,
         final_tokens=options.final_tokens,
     )
-    grid = None
-    if options.tune or options.map_:
-        grid = parse_grid(options.rates, options.starts, search=options.search, chooses=options.tune)
+    grid = parse_grid(options.rates, options.starts, search=options.search, chooses=options.tune) if searches else None
     return Request(
         variants=variants,
         task=task,
@@ -245,21 +239,11 @@ def _request(options: CompareOptions, command: str) -> Request:
     )
 
 
-def _require_used(options: CompareOptions) -> None:
-    """Raise InputError for options of a search if nothing is searched."""
-    for name in ("rates", "starts"):
-        if getattr(options, name) is not None and not (options.tune or options.map_):
-            raise InputError(name, expected="left out without --tune or --map")
-    if options.search == "stepwise" and options.map_:
-        raise InputError("search", expected="grid with --map", got=options.search)
-    if options.search == "stepwise" and not options.tune:
-        raise InputError("search", expected="left out without --tune", got=options.search)
-
-
-def _resources(cpus: int | None, gpus: int | None, processes: int | None) -> RunResources | None:
-    """Return the cluster resources of each run; None if no option asks for any."""
+def _resources(options: CompareOptions) -> RunResources | None:
+    """Return the cluster resources of each run; None if no option sets any."""
     from tidegate.lab.training.executors.executor import RunResources
 
+    cpus, gpus, processes = options.cpus_per_run, options.gpus_per_run, options.procs_per_run
     if cpus is None and gpus is None and processes is None:
         return None
     return RunResources(cpus=cpus, gpus=gpus or 0, processes=1 if processes is None else processes)
@@ -278,12 +262,12 @@ def _print_summary(console: Console, summary: Summary) -> None:
         table.add_row(*_cells(variant, summary))
     console.print(table)
     console.print(answer(summary), soft_wrap=True)
-    for variant in summary.variants:
-        console.print(variant.result.sentence, soft_wrap=True)
-    for variant in summary.variants:
-        if variant.effect_sentence:
-            console.print(variant.effect_sentence, soft_wrap=True)
-    for sentence in violations_in_words(fairness_checks(summary)):
+    sentences = [
+        *(variant.result.sentence for variant in summary.variants),
+        *(variant.effect_sentence for variant in summary.variants),
+        *violations_in_words(fairness_checks(summary)),
+    ]
+    for sentence in filter(None, sentences):
         console.print(sentence, soft_wrap=True)
 
 
@@ -307,7 +291,7 @@ _WITH_RUNS = {"runs", "margin", "out", "executor", "retries", "cpus_per_run", "g
 
 
 def _request_of_runs(options: CompareOptions, command: str) -> Request:
-    """Return the request for given runs: their variants in order, the first the baseline."""
+    """Return the request for given runs; the variant of the first run is the baseline."""
     from tidegate.gates import Gates
     from tidegate.lab.compare.request import Request
     from tidegate.lab.judging import MARGIN
@@ -333,7 +317,7 @@ def _request_of_runs(options: CompareOptions, command: str) -> Request:
 
 
 def _call_function(name: str) -> list[Run]:
-    """Import module:function, also from the working folder, and return its list of runs."""
+    """Import module:function, from the working directory too, and return its list of runs."""
     from tidegate.lab.training.run import Run
 
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
@@ -342,12 +326,12 @@ def _call_function(name: str) -> list[Run]:
     try:
         found = pkgutil.resolve_name(name)
     except (ModuleNotFoundError, AttributeError) as problem:
-        hint = f"{problem}. Use a module of the working folder or an installed one."
+        hint = f"{problem}. Use a module in the working directory or an installed one."
         raise InputError("runs", expected="an importable module:function", got=name, hint=hint) from None
     try:
         signature(found).bind()
     except (TypeError, ValueError):
-        # It is no function, it needs arguments, or it is built in and does not tell.
+        # It is not a function, it needs arguments, or it is a builtin without a signature.
         raise InputError("runs", expected="a function without required arguments", got=name) from None
     given: Any = found()
     if not isinstance(given, list) or not given or not all(isinstance(run, Run) for run in cast("list[Any]", given)):

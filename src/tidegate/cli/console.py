@@ -1,4 +1,4 @@
-"""What a command prints to: a terminal that no text can steer."""
+"""Console output; text from models and files cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tidegate._text import printable
 
 
 def new_console(*, stderr: bool = False) -> Console:
-    """Open the terminal: text is shown as it is, without markup, and what would steer the terminal is spelled."""
+    """Return a console that prints text literally: no markup, and control characters escaped."""
     return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
-    """Print a result for other programs; nan and infinities, which JSON does not have, become null."""
+    """Print a result as JSON, with null for nan and infinities."""
     from tidegate._json import without_nan
 
     sys.stdout.write(json.dumps(without_nan(value), allow_nan=False, indent=2) + "\n")
 
 
 def new_table(title: str | None = None, *, show_header: bool = True) -> Table:
-    """Return a table in the style of all verbs."""
+    """Return an empty table in the common style."""
     return Table(
         title=title,
         title_justify="left",
@@ -43,7 +43,7 @@ def new_table(title: str | None = None, *, show_header: bool = True) -> Table:
 
 
 def finish_page(path: Path, data: Any, *, as_json: bool, result: RenderableType | None = None) -> None:
-    """Print the result of a verb that writes a page, and where the page is; as JSON if asked for."""
+    """Print the result and the path of its page, or both as JSON."""
     if as_json:
         print_json({"page": str(path), "results": data})
         return
@@ -56,10 +56,10 @@ def finish_page(path: Path, data: Any, *, as_json: bool, result: RenderableType 
 @final
 class _Console(Console):
     def render_str(self, text: str, **options: Any) -> Text:
-        """Spell before the text is measured, so that columns are wide enough."""
+        """Escape before the text is measured, so that columns are wide enough."""
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Spell what else is drawn; segments of rich's own, which move the cursor, stay."""
+        """Escape all other text, except rich's own control segments."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

@@ -1,4 +1,4 @@
-"""`tidegate curvature`: curvature of the layers of a trained model."""
+"""`tidegate curvature`: the curvature of each layer of a trained model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class CurvatureOptions(GatedModelAndText, Output):
 
 @verb
 def curvature(options: CurvatureOptions) -> None:
-    """Measure the slice curvature of every layer of a trained model, and write a page with a figure and a table."""
+    """Measure the slice curvature of every layer of a trained model, and write a page with a figure and a table.
+
+    Example: tidegate curvature model --data notes.txt
+    """
     from tidegate.lab.models.curvature import model_curvature
     from tidegate.lab.models.curvature_panels import curvature_page
     from tidegate.lab.models.language_models import load_language_model, token_windows
@@ -53,10 +56,9 @@ def curvature(options: CurvatureOptions) -> None:
 
 
 def _table(measured: ModelCurvature) -> Table:
-    what = "attention" if measured.sampling.part == "attention" else "blocks"
-    table = new_table(
-        f"Relative slice curvature K of {measured.model}, {what}: quantiles, median |K| and share above 0"
-    )
+    part = "attention" if measured.sampling.part == "attention" else "blocks"
+    title = f"Relative slice curvature K of {measured.model}, {part}: quantiles, median |K|, fraction above 0"
+    table = new_table(title)
     for heading in ("layer", "5 %", "25 %", "median", "75 %", "95 %", "|K|", "K > 0"):
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in measured.layers:

@@ -1,4 +1,4 @@
-"""How a command ends with an error."""
+"""Report errors in one line, and exit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tidegate.cli.console import new_console
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 _LONGEST = 4000
-"""Letters of a message; what is longer loses its middle."""
+"""Characters of a message; longer ones lose their middle."""
 
-# What it calls bad options is not exported, but for this kind of them.
+# Typer does not export its base class of usage errors, only subclasses.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 _EXTRAS = {
@@ -27,11 +27,11 @@ _EXTRAS = {
     "tensorboard": "tensorboard",
     "lm_eval": "eval",
 }
-"""Extras that bring a package; all else that a command needs comes with lab."""
+"""The extra that installs each package; all others come with lab."""
 
 
 def stop(message: object, *, code: int = BAD_INPUT) -> NoReturn:
-    """Print the reason on stderr, in one line, and exit."""
+    """Print the message on stderr in one line, and exit."""
     line = printable(" ".join(str(message).split()))
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
@@ -41,7 +41,7 @@ def stop(message: object, *, code: int = BAD_INPUT) -> NoReturn:
 
 
 def stop_interrupted(command: str, *, begun: bool) -> NoReturn:
-    """End after Ctrl-C with the command that resumes, or that starts again if nothing was saved yet."""
+    """Exit after Ctrl-C, and print the command that resumes or restarts the work."""
     words = "All progress is saved; resume with" if begun else "Nothing was saved yet; start again with"
     stop(f"{words}: {command}", code=INTERRUPTED)
 
@@ -58,11 +58,11 @@ _OPTIONS = {
     "variant": "gate",
     "record": "again",
 }
-"""Options by the field that the library's errors name, where the two differ."""
+"""Option for the field of a library error, where the two names differ."""
 
 
 def _in_terms_of_flags(error: ValueError, command: Any) -> str:
-    """Return the error's message with its field replaced by the flag of a click command, if that has the option."""
+    """Return the error's message with its field replaced by the flag, if the click command has such an option."""
     parameters = {parameter.name: parameter for parameter in getattr(command, "params", ())}
     field, _, rest = str(error).partition(" ")
     found = parameters.get(field) or parameters.get(_OPTIONS.get(field, ""))
@@ -74,14 +74,14 @@ def _in_terms_of_flags(error: ValueError, command: Any) -> str:
 
 @contextmanager
 def errors_in_one_line(context: Any = None) -> Generator[None]:
-    """End the command with one line for an error that its user can fix; any other exception shows its traceback.
+    """Print an error that the user can fix in one line, and exit; any other exception shows its traceback.
 
-    Errors that a user can fix are raised as one of these, with the remedy:
+    Errors that the user can fix:
 
-    ValueError  : options, data, models or records that cannot be used, `InputError` and `GeometryError` among them
-    OSError     : files that cannot be read or written
-    ImportError : a package that is not installed
-    MemoryError : more memory is needed than the machine has
+    - ValueError (`InputError` and `GeometryError` among them): unusable options, data, models or records
+    - OSError: files that cannot be read or written
+    - ImportError: a package that is not installed
+    - MemoryError: too little memory
 
     Args:
         context: The click context of the group of verbs; None leaves the fields of errors as they are.
@@ -89,13 +89,15 @@ def errors_in_one_line(context: Any = None) -> Generator[None]:
     try:
         yield
     except BrokenPipeError:
-        # The reader of the pipe has closed it, as `head` does.
+        # The reader of the pipe, such as `head`, has closed it.
         raise
     except _UsageError as problem:
         usage: Any = problem
-        stop(f"{usage.format_message().rstrip('.')}. See {_command(usage)} --help.")
+        command = "tidegate" if usage.ctx is None else usage.ctx.command_path
+        stop(f"{usage.format_message().rstrip('.')}. See {command} --help.")
     except ModuleNotFoundError as problem:
-        stop(f"{problem}. Install it: pip install 'tidegate[{_extra(problem)}]'")
+        extra = _EXTRAS.get((problem.name or "").partition(".")[0], "lab")
+        stop(f"{problem}. Install it: pip install 'tidegate[{extra}]'")
     except OSError as problem:
         stop(problem if problem.filename is None else f"{problem.filename}: {problem.strerror}")
     except ValueError as problem:
@@ -107,11 +109,3 @@ def errors_in_one_line(context: Any = None) -> Generator[None]:
         stop(f"not enough memory. {problem}")
     except KeyboardInterrupt:
         stop("Rerun the command to start again.", code=INTERRUPTED)
-
-
-def _command(problem: Any) -> str:
-    return "tidegate" if problem.ctx is None else problem.ctx.command_path
-
-
-def _extra(problem: ModuleNotFoundError) -> str:
-    return _EXTRAS.get((problem.name or "").partition(".")[0], "lab")

@@ -1,4 +1,4 @@
-"""`tidegate evaluate`: loss of a trained model on a text, or its scores on benchmark tasks."""
+"""`tidegate evaluate`: the loss of a trained model on a text, or its scores on benchmark tasks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class EvaluateOptions(ModelAndText, Output):
     model: Path = argument(OWN_MODEL)
     length: int | None = option(None, "Sequence length in tokens. Default: the training length.", min=2)
     sequences: int | None = option(
-        None, "Score only this many sequences, spread over the text. Default: all of them.", min=1
+        None, "Number of sequences to score, spread over the text. Default: all of them.", min=1
     )
     batch_size: int = option(4, "Batch size, in sequences.", min=1)
     tasks: str | None = option(
         None,
-        "Tasks of lm-evaluation-harness instead of a text, comma-separated: names that it downloads, .yaml files, or "
-        "folders of them. Paths inside such a file are relative to the working folder. A task may contain Python code "
-        "that is executed, so use only tasks that you trust.",
+        "Tasks of lm-evaluation-harness to score instead of a text, comma-separated: names that it downloads, .yaml "
+        "files, or folders of them. Paths in a .yaml file are relative to the working directory. A task may execute "
+        "Python code, so use only tasks that you trust.",
         panel=_TASKS,
     )
     limit: int | None = option(None, "Samples per task. Default: all of them.", panel=_TASKS, min=1)
@@ -50,8 +50,8 @@ class EvaluateOptions(ModelAndText, Output):
 def evaluate(options: EvaluateOptions) -> None:
     """Evaluate a trained model on text or benchmark tasks.
 
-    On a text: loss, perplexity and bits per byte, which is comparable between tokenizers. Every token but the first is
-    predicted from the tokens before it in its sequence. With --tasks: tasks of lm-evaluation-harness (extra: eval).
+    On text: loss, perplexity and bits per byte (comparable across tokenizers). Every token but the first is predicted
+    from the preceding tokens of its sequence. With --tasks: scores from lm-evaluation-harness (extra: eval).
 
     Example: tidegate evaluate model --data notes.txt
     """
@@ -66,7 +66,7 @@ def evaluate(options: EvaluateOptions) -> None:
         require_output_folder(out.parent)
     loaded = load_language_model(options.model, derivatives=False)
     decoder = require_decoder(loaded)
-    # The harness draws progress bars of its own while it prepares tasks.
+    # The harness draws its own progress bars while it prepares tasks.
     bars = redirect_stderr(io.StringIO()) if options.quiet else nullcontext()
     with display(new_console(stderr=True), quiet=options.quiet) as tell, bars:
         if options.tasks is None:
@@ -74,12 +74,7 @@ def evaluate(options: EvaluateOptions) -> None:
             require_known_length(loaded, length)
             tokens = text_tokens(loaded, options.data, field=options.field)
             found = text_loss(
-                loaded,
-                tokens,
-                length=length,
-                count=options.sequences,
-                batch_size=options.batch_size,
-                tell=tell,
+                loaded, tokens, length=length, count=options.sequences, batch_size=options.batch_size, tell=tell
             )
         else:
             from tidegate.lab.models.evaluate import evaluate_tasks
@@ -118,7 +113,7 @@ def _print(found: TextLoss | TaskScores, name: str) -> None:
 
     if isinstance(found, TextLoss):
         share = found.num_tokens / found.num_text_tokens
-        scored = "the whole text" if share == 1 else f"a sample, {share:.2%} of the text"
+        scored = "the whole text" if share == 1 else f"{share:.2%} of the text"
         new_console().print(
             f"{name} on {scored}, {number_of(found.num_tokens, 'token')}, {number_of(found.num_bytes, 'byte')}: "
             f"loss {found.loss:.4f} nats, perplexity {found.perplexity:.3f}, {found.bits_per_byte:.4f} bits per byte.",

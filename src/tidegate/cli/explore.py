@@ -22,10 +22,10 @@ class ExploreOptions(JsonOutput):
 
 @verb
 def explore(options: ExploreOptions) -> None:
-    """Write an interactive page about gated attention and open it: one file that needs no network.
+    """Write an interactive page about gated attention and open it: one file, readable offline.
 
-    Move a query among keys and watch scores, Gibbs weights, a sink and two gates. Turn a surface that curves as a gate
-    grows stronger. Build a gate, and see its spelling, parameters, cost and code.
+    Move a query among keys and watch scores, Gibbs weights, a sink and two gates. Rotate a surface whose curvature
+    grows with the gate. Build a gate and see its spelling, parameters, cost and code.
 
     Example: tidegate explore --out notes/explore.html --no-open
     """
@@ -43,4 +43,4 @@ def explore(options: ExploreOptions) -> None:
     console = new_console()
     console.print(f"Page: {out}", soft_wrap=True)
     if options.open_page and not opened:
-        console.print("No browser was found. Open the file in one.", soft_wrap=True)
+        console.print("No browser found; open the file by hand.", soft_wrap=True)

@@ -19,8 +19,8 @@ class ExportOptions(JsonOutput):
     model: Path = argument(OWN_MODEL)
     to: Literal["hf", "qwen3-next"] = option(
         "hf",
-        "hf: a folder that AutoModelForCausalLM loads, as a Llama or Qwen3 where the model is one, else as our own "
-        "class. qwen3-next: a Qwen3-Next that needs no package of ours, for gates like g1, elementwise or headwise, in "
+        "hf: a folder for AutoModelForCausalLM, as Llama or Qwen3 if the model is equivalent to one, else as our own "
+        "class. qwen3-next: a Qwen3-Next that loads without tidegate, for gates like g1, elementwise or headwise, in "
         "models with qk_norm=yes and no windows.",
     )
     out: Path = option(Path("exported"), "Folder to write; it must be new or empty.")
@@ -30,7 +30,7 @@ class ExportOptions(JsonOutput):
 def export(options: ExportOptions) -> None:
     """Export a model of tidegate train or save_model to other tools, with the same logits.
 
-    A model that the target cannot represent is rejected with the reason.
+    If the target cannot represent the model, the command exits with the reason.
 
     Example: tidegate export model --to hf --out model-hf
     """

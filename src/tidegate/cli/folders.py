@@ -8,9 +8,9 @@ from tidegate._validation import InputError
 
 
 def require_output_folder(folder: Path, data: str | None = None) -> None:
-    """Raise InputError if the folder cannot be written to, or lies inside that of the data; nothing is left behind.
+    """Raise InputError if the folder is not writable or lies inside the data folder; create nothing.
 
-    Files inside the folder of the data would be read as data the next time.
+    Output inside the data folder would be read as data by the next command.
     """
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not nearest.is_dir():
@@ -26,7 +26,7 @@ def require_output_folder(folder: Path, data: str | None = None) -> None:
 
 
 def require_page_folder(folder: Path, data: str | None = None) -> None:
-    """Raise InputError as above, and for the folder of a comparison, whose page would be overwritten."""
+    """Raise InputError if `require_output_folder` does, or if a comparison's page would be overwritten."""
     from tidegate.lab.training.records import records_path
 
     require_output_folder(folder, data)

@@ -22,8 +22,10 @@ class GenerateOptions(JsonOutput):
     tokens: int = option(200, "Number of new tokens.", min=1)
     temperature: float = option(0.8, "Sampling temperature; 0 is greedy decoding.", min=0)
     top_k: int | None = option(None, "Sample from the K most likely tokens.", min=1)
-    top_p: float | None = option(None, "Sample from the smallest set of tokens with at least this probability.")
-    seed: int = option(0, "Random seed of the sampling.", min=0)
+    top_p: float | None = option(
+        None, "Nucleus sampling: sample from the smallest set of tokens with this probability."
+    )
+    seed: int = option(0, "Random seed for sampling.", min=0)
 
 
 @verb
@@ -38,7 +40,7 @@ def generate(options: GenerateOptions) -> None:
     try:
         prompt = options.prompt.encode()
     except UnicodeEncodeError:
-        # Python hands on bytes of a command line that are not UTF-8 as lone surrogates.
+        # Python decodes arguments that are not UTF-8 to lone surrogates.
         raise InputError("prompt", expected="valid UTF-8", got=options.prompt) from None
     loaded = load_language_model(options.model, derivatives=False)
     pieces = continue_text(
@@ -50,7 +52,7 @@ def generate(options: GenerateOptions) -> None:
         top_p=options.top_p,
         seed=options.seed,
     )
-    # The first piece is sampled before anything is printed, so that an error is printed alone.
+    # Sample the first piece before printing anything, so that an error does not follow half a line.
     pieces = chain([next(pieces, b"")], pieces)
     if options.as_json:
         text = b"".join(pieces).decode("utf-8", errors="replace")

@@ -24,16 +24,16 @@ class ObserveOptions(GatedModelAndText, Output):
     )
     sequences: int = option(16, "Number of sequences, spread over the data.", min=1)
     batch_size: int = option(4, "Batch size, in sequences.", min=1)
-    keys: int = option(1, "Number of first keys that sink mass, impact and contribution refer to.", min=1)
-    heat: bool = option(False, "Also measure the largest score and the heat capacity; slower.", "--heat")
+    keys: int = option(1, "Number of leading keys that count as the sink (mass, impact, contribution).", min=1)
+    heat: bool = option(False, "Also measure the largest score and the heat capacity (slower).", "--heat")
     out: Path = option(Path("observation"), "Folder for the page and its figures.")
 
 
 @verb
 def observe(options: ObserveOptions) -> None:
-    """Observe every attention call of a trained model on a text: sinks, entropies and gates, as a page.
+    """Measure sinks, entropies and gates in every attention call of a trained model on a text, and write a page.
 
-    The attention matrix is never built, so long sequences need little memory.
+    The attention matrix is never materialized, so long sequences need little memory.
 
     Example: tidegate observe model --data notes.txt
     """

@@ -23,10 +23,10 @@ def option(default: Any, help: str, *flags: str, panel: str | None = None, **how
     """Declare an option of a verb: a dataclass field whose flag is its name, unless `flags` say otherwise.
 
     Args:
-        default: Its value where the option is not given.
-        help: What `--help` shows.
+        default: Value if the option is not given.
+        help: Help text.
         flags: Spellings such as "--json".
-        panel: Heading of the group of options in the help.
+        panel: Heading of its group in `--help`.
         how: Further arguments of `typer.Option`, such as `min` or `metavar`.
     """
     return field(default=default, metadata={"typer": typer.Option(*flags, help=help, rich_help_panel=panel, **how)})
@@ -38,7 +38,7 @@ def argument(help: str) -> Any:  # noqa: A002
 
 
 def verb(run: Callable[[Any], None]) -> Callable[..., None]:
-    """Make a typer command of a function that takes one dataclass of options; its docstring is the help."""
+    """Return a typer command for a function of one dataclass of options; its docstring is the help."""
     (hint,) = (kind for name, kind in get_type_hints(run).items() if name != "return")
     hints = get_type_hints(hint)
 
@@ -64,31 +64,54 @@ def verb(run: Callable[[Any], None]) -> Callable[..., None]:
     return command
 
 
-OWN_MODEL = "A folder of tidegate train, a file of save_model, or a folder of tidegate export that keeps our own class."
+OWN_MODEL = "A folder of tidegate train, a file of save_model, or a folder of tidegate export with our own model class."
+DATA = "Data"
+"""Heading of the options of `TrainingData`."""
 
 
 def this_command() -> str:
-    """Return the running command line, as a shell takes it."""
+    """Return the running command line, quoted for a shell."""
     return shlex.join(["tidegate", *sys.argv[1:]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOutput:
-    """How a verb prints its result."""
+    """Output format of the result."""
 
     as_json: bool = option(False, "Print only the result, as JSON.", "--json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(JsonOutput):
-    """The same, for a verb that shows its progress."""
+    """Output of a verb that shows progress."""
 
     quiet: bool = option(False, "Print only the result, without progress.", "--quiet")
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingData(Output):
+    """Data to train on."""
+
+    data: str | None = option(
+        None,
+        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME of a "
+        "Hugging Face dataset. Default: Python's own sources.",
+        panel=DATA,
+    )
+    tokenizer: str | None = option(
+        None,
+        "bytes, or bpe:4096 to train a BPE of that size. Default: the preset's, bytes for tiny, small and base; tokens "
+        "and shards have their own.",
+        panel=DATA,
+    )
+    field: str | None = option(
+        None, "Field of .jsonl records and datasets that contains the text. Default: text.", panel=DATA
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelAndText:
-    """A trained model, and a text for it to read."""
+    """A trained model and a text to evaluate it on."""
 
     model: Path = argument("A folder of tidegate train, a file of save_model, or a folder with a Hugging Face model.")
     data: str | None = option(
@@ -96,12 +119,12 @@ class ModelAndText:
         "A text file, a folder, a quoted glob, .jsonl, .npy tokens, or shards of tidegate tokenize. Default: Python's "
         "own sources.",
     )
-    field: str | None = option(None, "Field of .jsonl records that holds the text.")
+    field: str | None = option(None, "Field of .jsonl records that contains the text.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedModelAndText(ModelAndText):
-    """The same, for a model that may have added gates."""
+    """A trained model, which may have added gates, and a text."""
 
     gates: Path | None = option(
         None,
@@ -111,7 +134,7 @@ class GatedModelAndText(ModelAndText):
 
 
 def note_unread(model: LanguageModel) -> None:
-    """Print a note on stderr about tensors of a model's files that its class does not use."""
+    """Print a note on stderr if the model's files contain tensors that its class does not use."""
     if model.unread:
         new_console(stderr=True).print(
             f"note: {model.name} has tensors that its class does not use: {list_some(model.unread)}.", soft_wrap=True

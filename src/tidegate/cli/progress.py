@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBars
 from rich.table import Column
-from rich.text import Text
 
 from tidegate._text import number_of
 
@@ -20,24 +19,24 @@ if TYPE_CHECKING:
     from tidegate.lab.training.events import Ended, Event, Notice, PartsDone, Phase, Progress, Tell
 
 _SECONDS_BETWEEN_LINES = 15.0
-"""Between two lines about work that goes on; what ends has a line of its own at once."""
+"""Minimum time between two lines about running work; ends are printed at once."""
 
 
 @contextmanager
 def display(console: Console, *, quiet: bool, examples: str = "tokens", peak: float | None = None) -> Generator[Tell]:
-    """Give a function that shows the events of the lab: as bars on a terminal, as lines elsewhere, not if `quiet`.
+    """Yield a callback that shows the lab's events: as bars on a terminal, as lines elsewhere.
 
     Args:
-        console: Where to show them.
-        quiet: Whether to show nothing.
-        examples: What the speed of runs is counted in, such as "images".
-        peak: Operations a second that the device can do; None leaves out the share of it that runs reach.
+        console: Console to draw on.
+        quiet: Show nothing.
+        examples: Unit of the throughput, such as "images".
+        peak: Peak FLOP/s of the device; None omits the utilization.
     """
     if quiet:
         yield lambda _event: None
     elif console.is_terminal:
         columns = (
-            _Name(table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
@@ -51,8 +50,9 @@ def display(console: Console, *, quiet: bool, examples: str = "tokens", peak: fl
 
 @contextmanager
 def _logged_lines(console: Console) -> Generator[None]:
-    """Print what tasks log while they prepare data."""
-    logger, handler = logging.getLogger("tidegate.lab.tasks"), _LineHandler(console)
+    """Print the log messages of tasks that prepare data."""
+    logger, handler = logging.getLogger("tidegate.lab.tasks"), logging.Handler()
+    handler.emit = lambda record: _print(console, record.getMessage())
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -64,62 +64,52 @@ def _logged_lines(console: Console) -> Generator[None]:
 
 
 @final
-class _LineHandler(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print its message as a line."""
-        _print(self.console, record.getMessage())
-
-
-@final
 class _Remaining:
-    """How much time work still takes, judged by the work done since it began."""
+    """Estimate of the remaining time, from the work done in the current phase."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
         self.total = 0
         self.later = 0
         self.ended = 0
-        self.shares: dict[str, float] = {}
-        self.begun: dict[str, float] = {}
+        self.done: dict[str, float] = {}
+        """Fraction of each run that is done."""
+        self.done_before: dict[str, float] = {}
+        """Fraction of each run that was done before this phase; it does not count as work."""
         self.starts_of_parts: dict[str, float] = {}
 
     def begin(self, phase: Phase) -> None:
-        """Note that a phase begins."""
+        """Start a phase."""
         self.start, self.total, self.later, self.ended = time.monotonic(), phase.num_runs, phase.num_later, 0
-        self.shares.clear()
-        self.begun.clear()
+        self.done.clear()
+        self.done_before.clear()
 
     def progress(self, event: Progress) -> None:
-        """Note that a run went on; what it had done before this phase is not counted as work."""
-        share = event.step / event.steps
-        self.begun.setdefault(event.run, share)
-        self.shares[event.run] = share
+        """Record the progress of a run."""
+        self.done[event.run] = event.step / event.steps
+        self.done_before.setdefault(event.run, self.done[event.run])
 
     def end(self, event: Ended) -> None:
-        """Note that a run is over."""
-        self.begun.setdefault(event.run, 0.0)
-        self.shares[event.run] = 1.0
+        """Record the end of a run."""
+        self.done[event.run] = 1.0
+        self.done_before.setdefault(event.run, 0.0)
         self.ended += 1
 
     def seconds(self) -> float | None:
-        """Return the time until the end of all runs, those of later phases too; None before anything is known."""
-        done = sum(share - self.begun[run] for run, share in self.shares.items())
-        left = self.total + self.later - sum(self.shares.values())
+        """Return the time until all runs end, later phases included; None if there is no progress yet."""
+        done = sum(share - self.done_before[run] for run, share in self.done.items())
+        left = self.total + self.later - sum(self.done.values())
         return left * (time.monotonic() - self.start) / done if done > 0 else None
 
     def seconds_of_parts(self, event: PartsDone) -> float | None:
-        """Return the time until the end of work that is counted in parts; None before any part is done."""
+        """Return the time until the end of work that is counted in parts; None before the first part is done."""
         start = self.starts_of_parts.setdefault(event.work, time.monotonic())
         return (time.monotonic() - start) / event.done * (event.total - event.done) if event.done else None
 
 
 @final
 class _Bars:
-    """One bar a run and one for all; one bar for each work that is counted in parts."""
+    """One bar per run and one for the phase; one bar for each work that is counted in parts."""
 
     def __init__(self, bars: ProgressBars, examples: str, peak: float | None) -> None:
         self.bars = bars
@@ -137,16 +127,21 @@ class _Bars:
             if self.overall is not None:
                 self.bars.remove_task(self.overall)
             self.remaining.begin(event)
-            before = f"{event.num_done} there already" if event.num_done else ""
-            self.overall = self.bars.add_task(event.name, total=event.num_runs or None, note=before, style="bold")
+            before = f"{event.num_done} already done" if event.num_done else ""
+            self.overall = self.bars.add_task(event.name, total=event.num_runs or None, note=before)
         elif isinstance(event, Progress):
             self.remaining.progress(event)
             left = _clock(event.seconds / event.step * (event.steps - event.step))
             note = f"loss {event.loss:.3f}  {_speed(event, self.examples, self.peak)}  {left} left"
-            self._update(event.run, _run_words(event), event.step / event.steps, 1.0, note)
+            self._update(event.run, _run_name(event), event.step / event.steps, 1.0, note)
             self._update_overall()
         elif isinstance(event, PartsDone):
-            self._show_parts(event)
+            words = [_parts(event)]
+            seconds = self.remaining.seconds_of_parts(event)
+            if event.done < event.total:
+                words += [f"{_clock(seconds)} left"] if seconds is not None else []
+                words += [event.item] if event.item else []
+            self._update(event.work, event.work, event.done, event.total, "  ".join(words))
         elif isinstance(event, Notice):
             _print(self.bars.console, _notice_line(event))
         else:
@@ -156,30 +151,22 @@ class _Bars:
             _print(self.bars.console, _end_line(event))
             self._update_overall()
 
-    def _show_parts(self, event: PartsDone) -> None:
-        words = [_parts_words(event)]
-        seconds = self.remaining.seconds_of_parts(event)
-        if event.done < event.total:
-            words += [f"{_clock(seconds)} left"] if seconds is not None else []
-            words += [event.item] if event.item else []
-        self._update(event.work, event.work, event.done, event.total, "  ".join(words))
-
     def _update(self, key: str, name: str, done: float, total: float, note: str) -> None:
         if key not in self.tasks:
-            self.tasks[key] = self.bars.add_task(name, total=total, note="", style="")
+            self.tasks[key] = self.bars.add_task(name, total=total, note="")
         self.bars.update(self.tasks[key], completed=done, note=note)
 
     def _update_overall(self) -> None:
         assert self.overall is not None
         seconds = self.remaining.seconds()
-        left = "" if seconds is None else f", {_clock(seconds)} left in all"
+        left = "" if seconds is None else f", {_clock(seconds)} left in total"
         note = f"{self.remaining.ended} of {number_of(self.remaining.total, 'run')}{left}"
-        self.bars.update(self.overall, completed=sum(self.remaining.shares.values()), note=note)
+        self.bars.update(self.overall, completed=sum(self.remaining.done.values()), note=note)
 
 
 @final
 class _Lines:
-    """A line when something ends, and now and then in between."""
+    """A line for each end, and progress lines in between."""
 
     def __init__(self, console: Console, examples: str, peak: float | None) -> None:
         self.console = console
@@ -189,29 +176,30 @@ class _Lines:
         self.last = time.monotonic()
 
     def show(self, event: Event) -> None:
-        """Write the line of an event, if it is time for one."""
+        """Print a line for the event; skip progress that follows the last line too soon."""
         from tidegate.lab.training.events import Notice, PartsDone, Phase, Progress
 
         is_time = time.monotonic() - self.last > _SECONDS_BETWEEN_LINES
         if isinstance(event, Phase):
             self.remaining.begin(event)
-            before = f" ({event.num_done} there already)" if event.num_done else ""
+            before = f" ({event.num_done} already done)" if event.num_done else ""
             has_runs = event.num_runs or event.num_done
-            self._write(f"{event.name}: {number_of(event.num_runs, 'run')}{before}" if has_runs else f"{event.name}...")
+            runs = f": {number_of(event.num_runs, 'run')}{before}" if has_runs else "..."
+            self._write(f"{event.name}{runs}")
         elif isinstance(event, Progress):
             self.remaining.progress(event)
             if is_time:
                 speed = _speed(event, self.examples, self.peak)
-                run = f"{_run_words(event)}: step {event.step} of {event.steps}"
+                run = f"{_run_name(event)}: step {event.step} of {event.steps}"
                 self._write(f"{run}, loss {event.loss:.3f}, {speed}{self._time_left()}")
         elif isinstance(event, PartsDone):
             seconds = self.remaining.seconds_of_parts(event)
             if event.done == event.total:
-                self._write(f"{event.work}: {_parts_words(event)}")
+                self._write(f"{event.work}: {_parts(event)}")
             elif is_time:
                 left = "" if seconds is None else f", about {_clock(seconds)} left"
                 item = f" ({event.item})" if event.item else ""
-                self._write(f"{event.work}: {_parts_words(event)}{item}{left}")
+                self._write(f"{event.work}: {_parts(event)}{item}{left}")
         elif isinstance(event, Notice):
             self._write(_notice_line(event))
         else:
@@ -221,20 +209,11 @@ class _Lines:
 
     def _time_left(self) -> str:
         seconds = self.remaining.seconds()
-        return "" if not seconds else f", about {_clock(seconds)} left in all"
+        return "" if not seconds else f", about {_clock(seconds)} left in total"
 
     def _write(self, line: str) -> None:
         self.last = time.monotonic()
         _print(self.console, line)
-
-
-@final
-class _Name(ProgressColumn):
-    """Shows a bar's name without reading markup in it: names of variants may look like markup."""
-
-    def render(self, task: Task) -> Text:
-        """Return the name in the style of the task."""
-        return Text(task.description, style=task.fields["style"])
 
 
 def _print(console: Console, line: str) -> None:
@@ -243,27 +222,27 @@ def _print(console: Console, line: str) -> None:
 
 
 def _speed(event: Progress, examples: str, peak: float | None) -> str:
-    """Return words such as "12,000 tokens/s, 41 % of this machine's peak"."""
+    """Return the throughput, such as "12,000 tokens/s, 41% of peak FLOP/s"."""
     if not event.seconds:
         return f"0 {examples}/s"
-    share = f", {event.flops / event.seconds / peak:.0%} of this machine's peak" if peak else ""
+    share = f", {event.flops / event.seconds / peak:.0%} of peak FLOP/s" if peak else ""
     return f"{event.tokens / event.seconds:,.0f} {examples}/s{share}"
 
 
-def _parts_words(event: PartsDone) -> str:
+def _parts(event: PartsDone) -> str:
     return f"{event.done:,} of {number_of(event.total, event.unit)}"
 
 
 def _end_line(event: Ended) -> str:
     result = event.status if event.loss is None else f"validation loss {event.loss:.4f}"
-    return f"{_run_words(event)}: {result}"
+    return f"{_run_name(event)}: {result}"
 
 
 def _notice_line(event: Notice) -> str:
-    return f"{_run_words(event)}: {event.text}" if event.run else event.text
+    return f"{_run_name(event)}: {event.text}" if event.run else event.text
 
 
-def _run_words(event: Progress | Notice | Ended) -> str:
+def _run_name(event: Progress | Notice | Ended) -> str:
     return f"{event.variant}, seed {event.seed}"
 
 

@@ -1,4 +1,4 @@
-"""`tidegate report`: the page of a comparison, from its records."""
+"""`tidegate report`: regenerate the page of a comparison from its records."""
 
 from __future__ import annotations
 
@@ -29,14 +29,11 @@ def report(options: ReportOptions) -> None:
 
     path = records_path(options.folder)
     if not path.is_file():
-        raise InputError(
-            "folder",
-            expected="the output folder of a comparison",
-            got=options.folder,
-            hint=f"{path} has no records: the file does not exist.",
-        )
+        hint = f"{path} does not exist."
+        raise InputError("folder", expected="the output folder of a comparison", got=options.folder, hint=hint)
+    lines = RecordFile(path).read()
     try:
-        summary = summarise(RecordFile(path).read())
+        summary = summarise(lines)
     except ValueError as problem:
         stop(f"{path}: {problem}")
     page = comparison_page(summary)

@@ -1,4 +1,4 @@
-"""`tidegate study`: answer one question by a computation of some minutes."""
+"""`tidegate study`: answer one question by a computation of a few minutes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ class StudyOptions(Output):
 
     name: str = argument("Name of the study; `list` shows all of them with their questions.")
     settings: list[str] | None = option(
-        None, "Change an option of the study; may be repeated. --options lists them.", "--set", metavar="NAME=VALUE"
+        None, "Set an option of the study (repeatable); --options lists them.", "--set", metavar="NAME=VALUE"
     )
-    quick: bool = option(False, "Smaller version for a first look, if the study has one.", "--quick")
+    quick: bool = option(False, "Run the smaller version for a first look, if the study has one.", "--quick")
     show_options: bool = option(False, "Print the options of the study and exit.", "--options")
     out: Path | None = option(None, "Output folder. Default: studies/NAME.")
-    again: Path | None = option(None, "Regenerate page and figures from this record, without running.", "--from")
+    again: Path | None = option(None, "Regenerate page and figures from this record instead of running.", "--from")
 
 
 @verb
 def study(options: StudyOptions) -> None:
-    """Run a study: answer one question by a computation of some minutes, with record, page and figures."""
+    """Run a study: answer one question by a computation of a few minutes, with record, page and figures.
+
+    Example: tidegate study list
+    """
     from tidegate.lab.studies.catalogue import QUESTIONS, STUDIES
 
     console, name = new_console(), options.name
@@ -53,9 +56,9 @@ def study(options: StudyOptions) -> None:
 
     chosen: Any = STUDIES[name]
     if options.quick and chosen.quick is None:
-        raise InputError("quick", expected="left out", hint=f"{name} has no quick version; reduce its size by --set.")
+        raise InputError("quick", expected="left out", hint=f"{name} has no quick version; reduce it with --set.")
     if options.again is not None and (options.quick or options.settings):
-        raise InputError("again", expected="given without --quick and --set", hint="The record holds the options.")
+        raise InputError("again", expected="given without --quick and --set", hint="The record contains the options.")
     try:
         settings: Any = set_options(chosen.quick if options.quick else chosen.options, options.settings or [])
     except ValueError as problem:
@@ -82,9 +85,8 @@ def _answer(chosen: Study[Any, Any], settings: Any, options: StudyOptions) -> No
             result = chosen.run(settings, tell=tell)
     else:
         if kind := nonregular_file_type(options.again):
-            raise InputError(
-                "again", expected=f"the {chosen.name}.json of a study", got=options.again, hint=f"It is {kind}."
-            )
+            expected = f"the {chosen.name}.json of a study"
+            raise InputError("again", expected=expected, got=options.again, hint=f"It is {kind}.")
         result = read_record(chosen, options.again)
     values = record_of(chosen, result)
     save_record(values, folder / f"{chosen.name}.json")

@@ -1,4 +1,4 @@
-"""`tidegate tokenize`: text of any size as shards of tokens."""
+"""`tidegate tokenize`: write text of any size as shards of tokens."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class TokenizeOptions(Output):
     """Options of `tidegate tokenize`."""
 
     data: str = argument(
-        "A text file, a folder, a quoted glob, .jsonl, hf:NAME for a Hugging Face dataset (streamed), or stdlib for "
+        "A text file, a folder, a quoted glob, .jsonl, hf:NAME of a Hugging Face dataset (streamed), or stdlib for "
         "Python's own sources."
     )
     out: Path = option(Path("shards"), "Folder for the shards; rerun the same command to resume.")
     tokenizer: str = option(
-        "bytes", "bytes; bpe:32768 to train a BPE on the first 64 MiB; or the tokenizer.json of other shards."
+        "bytes", "bytes, bpe:32768 to train a BPE on the first 64 MiB, or the tokenizer.json of other shards."
     )
-    field: str | None = option(None, "Field of .jsonl records that holds the text.")
+    field: str | None = option(None, "Field of .jsonl records that contains the text.")
     processes: int | None = option(None, "Number of encoder processes. Default: one per core.", min=1)
 
 
 @verb
 def tokenize(options: TokenizeOptions) -> None:
-    """Write a text as shards of tokens, for --data of train and compare; it may be larger than memory.
+    """Tokenize text that may exceed memory into shards, for --data of train and compare.
 
-    Each shard has a checksum. After Ctrl-C, the same command resumes, and recreates missing or damaged shards.
+    Each shard has a checksum. After Ctrl-C, the same command resumes; it also recreates missing or damaged shards.
 
     Example: tidegate tokenize 'corpus/*.jsonl' --field body --tokenizer bpe:32768 --out shards
     """

@@ -1,132 +1,132 @@
-"""`tidegate train`: one model, at any size."""
+"""`tidegate train`: train one model of any size."""
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import typer
 
 from tidegate._text import number_of
+from tidegate._validation import InputError
 from tidegate.cli.console import new_console, new_table, print_json
+from tidegate.cli.errors import FAILED, INTERRUPTED, stop, stop_interrupted
 from tidegate.cli.folders import require_output_folder
-from tidegate.cli.options import Output, option, this_command, verb
+from tidegate.cli.options import DATA, TrainingData, option, this_command, verb
 from tidegate.cli.progress import display
-from tidegate.cli.training import do_training, launch_training, require_launch, stop_training
 
 if TYPE_CHECKING:
-    from tidegate.lab.training.estimate import Estimate
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.parallel import Processes
     from tidegate.lab.training.presets import ModelSize
-    from tidegate.lab.training.run import Run, Training
+    from tidegate.lab.training.records import Record
+    from tidegate.lab.training.run import Run
 
-_DATA, _MODEL, _TRAINING, _WORK = "Data", "Model", "Training", "Running"
+_MODEL, _TRAINING, _WORK = "Model", "Training", "Running"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(Output):
+class TrainOptions(TrainingData):
     """Options of `tidegate train`."""
 
     gate: str = option(
         "bma",
-        "Gate, with options of the variant as in --variants of tidegate compare: none, g1, bma@init=fan-in.",
+        "Gate, with options as in --variants of tidegate compare: none, g1, bma@init=fan-in.",
         panel=_MODEL,
     )
     preset: Literal["tiny", "small", "base", "35m", "124m", "1.3b"] = option(
         "tiny",
-        "Sizes, budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. The options below "
-        "override single values.",
+        "Model size, with its token budget and learning rate: about 0.2, 1, 14, 34, 124 and 1,311 million parameters. "
+        "The options below override single values.",
         panel=_MODEL,
     )
-    d_model: int | None = option(None, "Width.", panel=_MODEL, min=1)
-    num_layers: int | None = option(None, "Number of blocks.", panel=_MODEL, min=1)
+    d_model: int | None = option(None, "Model width.", panel=_MODEL, min=1)
+    num_layers: int | None = option(None, "Number of transformer blocks.", panel=_MODEL, min=1)
     num_heads: int | None = option(None, "Number of query heads.", panel=_MODEL, min=1)
     num_kv_heads: int | None = option(
         None, "Number of key/value heads. Default: as many as query heads.", panel=_MODEL, min=1
     )
-    length: int | None = option(None, "Sequence length in tokens.", panel=_MODEL, min=2)
-    data: str | None = option(
-        None,
-        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME. Default: "
-        "Python's own sources.",
-        panel=_DATA,
-    )
-    tokenizer: str | None = option(
-        None,
-        "bytes, or bpe:4096 to train a BPE of that size. Default: the preset's; tokens and shards have their own.",
-        panel=_DATA,
-    )
-    field: str | None = option(
-        None, "Field of .jsonl records and datasets that holds the text. Default: text.", panel=_DATA
-    )
+    length: int | None = option(None, "Sequence length in tokens.", panel=DATA, min=2)
     tokens: int | None = option(None, "Training tokens. Default: 20 per parameter.", panel=_TRAINING, min=1)
     batch_size: int | None = option(None, "Batch size, in sequences.", panel=_TRAINING, min=1)
     lr: float | None = option(
-        None, "Peak learning rate. Default: 3e-3, times 144 / width for widths above 144.", panel=_TRAINING
+        None, "Peak learning rate. Default: 3e-3, scaled by 144 / width for widths above 144.", panel=_TRAINING
     )
     optimizer: Literal["adamw", "muon"] = option(
-        "adamw", "muon: Muon for matrices inside blocks, AdamW for gates, norms and embeddings.", panel=_TRAINING
+        "adamw",
+        "Optimizer. muon: Muon for the matrices of the blocks, AdamW for gates, norms and embeddings.",
+        panel=_TRAINING,
     )
     seed: int = option(0, "Random seed for initialization and data order.", panel=_TRAINING, min=0)
     precision: Literal["fp32", "bf16"] = option(
-        "fp32", "bf16: autocast; weights, updates and gate logits stay float32.", panel=_WORK
+        "fp32",
+        "Precision of the matrix products. bf16: autocast; weights, updates and gate logits stay float32.",
+        panel=_WORK,
     )
-    compile: bool = option(False, "Compile the blocks: slower start, then faster.", "--compile", panel=_WORK)
+    compile: bool = option(
+        False, "Compile the blocks with torch.compile: slower start, faster steps.", "--compile", panel=_WORK
+    )
     accumulate: int = option(1, "Gradient accumulation steps: the same update in less memory.", panel=_WORK, min=1)
     checkpoint_activations: bool = option(
         False,
-        "Recompute blocks in the backward pass: less memory, a third more time.",
+        "Activation checkpointing: recompute blocks in the backward pass, for less memory and a third more time.",
         "--checkpoint-activations",
         panel=_WORK,
     )
-    device: str = option("cpu", "PyTorch device: cpu, cuda.", panel=_WORK)
+    device: str = option("cpu", "PyTorch device, such as cpu or cuda.", panel=_WORK)
     threads: int | None = option(
-        None, "CPU threads. Default: one per core, or a single one for widths below 256.", panel=_WORK, min=1
+        None, "CPU threads. Default: one per core, or one for widths below 256.", panel=_WORK, min=1
     )
     nproc: int = option(
         1,
-        "Number of local processes that train together; torchrun -m tidegate train works as well.",
+        "Number of local training processes; torchrun -m tidegate train works as well.",
         panel=_WORK,
         min=1,
     )
     parallel: Literal["ddp", "fsdp", "tp"] = option(
         "ddp",
-        "How processes share the work: data parallel with replicated (ddp) or sharded weights (fsdp), or tensor "
-        "parallel over heads and their gates (tp).",
+        "Parallelism: data parallel with replicated (ddp) or sharded weights (fsdp), or tensor parallel over heads "
+        "and their gates (tp).",
         panel=_WORK,
     )
     max_restarts: int = option(
         0,
-        "Times that --nproc restarts all processes from the last checkpoint after one was killed.",
+        "Times to restart all processes of --nproc from the last checkpoint after one was killed.",
         panel=_WORK,
         min=0,
     )
     save_seconds: float = option(
-        60.0, "Minimum time between checkpoints; 0 saves after every step.", panel=_WORK, min=0
+        60.0, "Minimum time between checkpoints, in seconds; 0 saves after every step.", panel=_WORK, min=0
     )
     out: Path = option(
-        Path("model"), "Folder for model, log and checkpoints; rerun the same command to resume.", panel=_WORK
+        Path("model"), "Folder for the model, log and checkpoints; rerun the same command to resume.", panel=_WORK
     )
     tensorboard: bool = option(
         False, "Also write TensorBoard event files to OUT/tensorboard.", "--tensorboard", panel=_WORK
     )
     dry_run: bool = option(
-        False, "Estimate time and memory of the run from a few steps, and exit.", "--dry-run", panel=_WORK
+        False, "Estimate the run's time and memory from a few steps, and exit.", "--dry-run", panel=_WORK
     )
     flops: float | None = option(
         None,
-        "Peak FLOP/s of other hardware, such as 4e14: --dry-run estimates the time there, and progress shows the "
-        "share of it that is reached.",
+        "Peak FLOP/s of the hardware, such as 4e14. --dry-run estimates the time on it; progress shows its "
+        "utilization.",
         panel=_WORK,
     )
-    mfu: float = option(0.4, "Share of --flops that training reaches, for --dry-run.", panel=_WORK)
+    mfu: float = option(0.4, "Model FLOPs utilization that --dry-run assumes for --flops.", panel=_WORK)
 
 
 @verb
 def train(options: TrainOptions) -> None:
-    """Train one language model, in files that observe, curvature and transformers can load.
+    """Train one language model, and save it for Tidegate and for transformers.
 
-    OUT/model.safetensors is for Tidegate, OUT/hf for AutoModelForCausalLM; OUT/log.jsonl has a line per step.
+    Writes OUT/model.safetensors for Tidegate, OUT/hf for AutoModelForCausalLM, and OUT/log.jsonl with a line per step.
 
     After Ctrl-C, the same command resumes, with the same results.
 
@@ -136,12 +136,13 @@ def train(options: TrainOptions) -> None:
     from tidegate.lab.training.machine import require_device, use_threads
     from tidegate.lab.training.parallel import joined_processes, require_parallel, world_size
 
+    # World size under torchrun or `_launch`, else 1.
     around = world_size()
     num_processes = max(options.nproc, around)
-    require_launch(nproc=options.nproc, parallel=options.parallel, max_restarts=options.max_restarts, num_around=around)
+    _require_launch(options, around)
     require_rate(1.0 if options.flops is None else options.flops, options.mfu)
     require_device(options.device)
-    # Of several processes only the first prints.
+    # Only the first of several processes prints.
     with display(new_console(stderr=True), quiet=options.quiet or os.environ.get("RANK", "0") != "0"):
         run = _run(options)
     if num_processes > 1:
@@ -152,16 +153,16 @@ def train(options: TrainOptions) -> None:
         _print_estimate(run, options, num_processes)
         return
     require_output_folder(options.out, options.data)
-    # Damaged data are an input error, not a failed run.
+    # Load the data here, so that damaged data are an input error, not a failed run.
     run.task.load()
     try:
         if options.nproc > 1 and around == 1:
-            launch_training(run, options.out, num_processes=options.nproc, max_restarts=options.max_restarts)
+            _launch(run, options)
             return
         with joined_processes(options.parallel, options.device) if around > 1 else nullcontext() as processes:
-            do_training(run, options, threads=max(1, threads // around), processes=processes)
+            _train(run, options, threads=max(1, threads // around), processes=processes)
     except KeyboardInterrupt:
-        stop_training(options.out, this_command(), num_around=around)
+        _stop_interrupted(options, around)
 
 
 def _size(options: TrainOptions) -> ModelSize:
@@ -171,13 +172,13 @@ def _size(options: TrainOptions) -> ModelSize:
     names = ("d_model", "num_layers", "num_heads", "length", "batch_size", "tokenizer")
     given = {name: getattr(options, name) for name in names}
     if options.tokenizer is None and _holds_tokens(options.data):
-        # A preset's tokenizer is for text.
+        # The preset's tokenizer is for text.
         given["tokenizer"] = "none"
     return replace(SIZES[options.preset], **{name: value for name, value in given.items() if value is not None})
 
 
 def _run(options: TrainOptions) -> Run:
-    """Return the run for what the options say."""
+    """Return the run that the options describe."""
     from tidegate.lab.compare.design import single_run
     from tidegate.lab.compare.variants import parse_variant
 
@@ -202,62 +203,226 @@ def _holds_tokens(data: str | None) -> bool:
 
 
 def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None:
-    """Print what a run would take here, in each of its processes, and at a rate of operations if one is given."""
+    """Print the memory and time that the run takes here, and on hardware with the given FLOP/s."""
     from tidegate.lab.training.estimate import estimate_run
 
-    estimate, flops, mfu, parallel = estimate_run(run), options.flops, options.mfu, options.parallel
+    estimate, training = estimate_run(run), run.training
+    flops, mfu, parallel = options.flops, options.mfu, options.parallel
+    there = None if flops is None else estimate.hours_at(flops, mfu)
     in_each = estimate.bytes_in_each(parallel, num_processes)
     if options.as_json:
-        there = None if flops is None else estimate.hours_at(flops, mfu)
-        more = {"bytes_in_each_process": in_each, "lr": run.training.lr, "hours": estimate.hours, "hours_there": there}
+        more = {"bytes_in_each_process": in_each, "lr": training.lr, "hours": estimate.hours, "hours_there": there}
         print_json({**asdict(estimate), **more})
         return
+    per_update = estimate.tokens // estimate.steps
+    memory = (
+        f"{_memory(estimate.weight_bytes)} for weights, gradients and optimizer, "
+        f"{_memory(estimate.activation_bytes)} for activations ({number_of(training.accumulate, 'accumulation step')})"
+    )
+    rows = [
+        ("parameters", f"{estimate.num_parameters:,}", f"{estimate.num_gate_parameters:,} of them in gates"),
+        ("tokens", f"{estimate.tokens:,}", f"{number_of(estimate.steps, 'update')} of {per_update:,} tokens"),
+        ("learning rate", f"{training.lr:.3g}", f"{training.optimizer}, {training.precision}"),
+        ("FLOPs", f"{estimate.flops:.3g}", f"{estimate.flops / estimate.tokens:.3g} per token"),
+        ("memory", _memory(estimate.bytes), memory),
+    ]
+    if estimate.step_seconds is None or estimate.hours is None or estimate.flops_per_second is None:
+        rows.append(("time here", "?", f"not measured: {estimate.why_not_measured}"))
+    else:
+        speed = f"{per_update / estimate.step_seconds:,.0f} tokens/s, {estimate.flops_per_second:.3g} FLOP/s, measured"
+        rows.append(("time here", _duration(estimate.hours), speed))
+    if there is not None:
+        rows.append(("time on that hardware", _duration(there), f"at {mfu:g} of {flops:.3g} FLOP/s"))
+    if num_processes > 1:
+        how = f"{num_processes} processes, {parallel}, without communication buffers; times are for one process"
+        rows.append(("memory per process", _memory(in_each), how))
     table = new_table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    rows = _estimate_rows(estimate, run.training, flops=flops, mfu=mfu)
-    if num_processes > 1:
-        how = f"of {num_processes} processes, {parallel}; what they exchange comes on top; times are those of one"
-        rows.append(("memory in each", _memory(in_each), how))
     for row in rows:
         table.add_row(*row)
     new_console().print(table)
 
 
-def _estimate_rows(
-    estimate: Estimate, training: Training, *, flops: float | None, mfu: float
-) -> list[tuple[str, str, str]]:
-    """Return what a dry run prints: a name, a number, and how it comes about."""
-    per_update = estimate.tokens // estimate.steps
-    rows = [
-        ("parameters", f"{estimate.num_parameters:,}", f"{estimate.num_gate_parameters:,} of them in gates"),
-        ("tokens", f"{estimate.tokens:,}", f"{number_of(estimate.steps, 'update')} of {per_update:,}"),
-        ("learning rate", f"{training.lr:.3g}", f"{training.optimizer}, {training.precision}"),
-        ("FLOPs", f"{estimate.flops:.3g}", f"{estimate.flops / estimate.tokens:.3g} for each token"),
-        (
-            "memory",
-            _memory(estimate.bytes),
-            f"{_memory(estimate.weight_bytes)} for weights and updates, {_memory(estimate.activation_bytes)} for a "
-            f"batch in {number_of(training.accumulate, 'part')}",
-        ),
-    ]
-    if estimate.step_seconds is None or estimate.hours is None or estimate.flops_per_second is None:
-        rows.append(("time here", "?", f"not measured: {estimate.why_not_measured}"))
-    else:
-        how = f"{per_update / estimate.step_seconds:,.0f} tokens/s, {estimate.flops_per_second:.3g} FLOP/s, measured"
-        rows.append(("time here", _duration(estimate.hours), how))
-    if flops is not None:
-        how = f"at {mfu:g} of {flops:.3g} FLOP/s"
-        rows.append(("time there", _duration(estimate.hours_at(flops, mfu)), how))
-    return rows
-
-
 def _duration(hours: float) -> str:
-    """Return a time in the unit that suits its length, as in "3.5 s" and "2.1 days"."""
+    """Return a time in a readable unit, such as "3.5 s" or "2.1 days"."""
     units = (("days", hours / 24), ("h", hours), ("min", 60 * hours))
     return next((f"{number:,.1f} {unit}" for unit, number in units if number >= 2), f"{3600 * hours:.1f} s")
 
 
 def _memory(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
+
+
+def _launch(run: Run, options: TrainOptions) -> None:
+    """Run this command in several processes, and stop with one line if one of them is lost."""
+    from tidegate.lab.training.checkpoint import saved_step
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.parallel import ProcessLost, launch
+
+    # Check once here, not in every process.
+    folder = TrainingFolder(options.out)
+    folder.finished(run)
+    try:
+        launch(sys.argv[1:], num_processes=options.nproc, max_restarts=options.max_restarts)
+    except ProcessLost as problem:
+        if problem.code == INTERRUPTED:
+            raise KeyboardInterrupt from None
+        step = saved_step(folder.checkpoints, run.id)
+        where = "There is no checkpoint yet" if step is None else f"The checkpoint of step {step} is saved"
+        stop(f"{problem} {where}; rerun the same command to resume.", code=FAILED)
+
+
+def _require_launch(options: TrainOptions, around: int) -> None:
+    """Raise InputError for multi-process options with one process, or an `nproc` other than torchrun's world size."""
+    nproc, parallel, max_restarts = options.nproc, options.parallel, options.max_restarts
+    if around > 1 and nproc not in (1, around):
+        raise InputError("nproc", expected=f"left out under torchrun, which started {around}", got=nproc)
+    if nproc == 1 and parallel != "ddp" and "WORLD_SIZE" not in os.environ:
+        hint = "Add --nproc, or use torchrun."
+        raise InputError("parallel", expected="left out for a single process", got=parallel, hint=hint)
+    if nproc == 1 and max_restarts:
+        hint = "Add --nproc, or use torchrun's own option."
+        raise InputError("max_restarts", expected="0 without --nproc", got=max_restarts, hint=hint)
+
+
+def _stop_interrupted(options: TrainOptions, around: int) -> NoReturn:
+    """Exit after Ctrl-C; only the launcher, or under torchrun the first process, prints how to resume."""
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.parallel import LAUNCHED
+
+    if LAUNCHED in os.environ or os.environ.get("RANK", "0") != "0":
+        raise typer.Exit(INTERRUPTED)
+    again = this_command() if around == 1 else "the same torchrun command"
+    stop_interrupted(again, begun=TrainingFolder(options.out).has_begun())
+
+
+def _train(run: Run, options: TrainOptions, *, threads: int, processes: Processes | None) -> None:
+    """Train, save record and model, and print the result."""
+    from tidegate.lab.training.events import Ended, Interrupted, Phase
+    from tidegate.lab.training.executors.executor import capture_signals
+    from tidegate.lab.training.machine import use_threads
+    from tidegate.lab.training.outputs import TrainingFolder
+    from tidegate.lab.training.train import RunContext, execute_run
+
+    folder, is_first = TrainingFolder(options.out), processes is None or processes.is_first
+    options.out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if is_first:
+            stack.enter_context(folder.records.lock())
+            folder.remove_partial_files()
+        if (done := folder.finished(run)) is not None:
+            if is_first:
+                # A kill right after training may have left both undone.
+                folder.forget_checkpoints(run)
+                _export(folder, done)
+                _print_result(folder, done, before=True, as_json=options.as_json)
+            return
+        use_threads(threads)
+        tell, report = _open_displays(run, options, processes, stack)
+        captured = stack.enter_context(capture_signals())
+        tell(Phase(name="training", num_runs=1))
+        context = RunContext(
+            folder=folder.checkpoints,
+            report=report,
+            stopping=lambda: bool(captured),
+            checkpoint_seconds=options.save_seconds,
+            num_threads=threads,
+            processes=processes,
+        )
+        try:
+            record = execute_run(run, context)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        if record.status == "failed" and processes is not None:
+            _end_with_others(record)
+        if not is_first:
+            return
+        folder.keep(run, record)
+        tell(Ended(run=run.id, variant=run.variant, seed=run.seed, status=record.status, loss=record.loss))
+        _export(folder, record)
+    _print_result(folder, record, before=False, as_json=options.as_json)
+
+
+def _open_displays(
+    run: Run, options: TrainOptions, processes: Processes | None, stack: ExitStack
+) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    """Open the display and, in the first process, the log; return the callbacks for the display and for both."""
+    from tidegate.lab.training.machine import matrix_flops
+    from tidegate.lab.training.outputs import RunLog
+
+    is_first = processes is None or processes.is_first
+    num_devices = 1 if processes is None else processes.size
+    peak = options.flops or num_devices * matrix_flops(run.training.device, half=run.training.precision == "bf16")
+    quiet = options.quiet or not is_first
+    tell = stack.enter_context(display(new_console(stderr=True), quiet=quiet, peak=peak))
+    if not is_first:
+        return tell, tell
+    log = RunLog(options.out, peak=peak, tensorboard=options.tensorboard)
+    stack.callback(log.close)
+
+    def report(event: Any) -> None:
+        log.report(event)
+        tell(event)
+
+    return tell, report
+
+
+def _end_with_others(record: Record) -> NoReturn:
+    """Exit one of several processes after another was lost or all failed."""
+    from tidegate.lab.training.parallel import LAUNCHED, is_lost_peer
+
+    last = record.error.strip().splitlines()[-1]
+    if LAUNCHED in os.environ and is_lost_peer(record.error):
+        # The launcher reports which process was lost.
+        raise typer.Exit(FAILED)
+    stop(f"Training failed, or another process was lost: {last} Rerun the same command to resume.", code=FAILED)
+
+
+def _export(folder: TrainingFolder, record: Record) -> None:
+    """Export the model for transformers, if that is installed, once and atomically."""
+    from importlib.util import find_spec
+
+    from tidegate.lab.models.export import export_hugging_face
+    from tidegate.torch import TransformerLM, load_model
+
+    place, partial = folder.path / "hf", folder.path / "hf.partial"
+    if record.status != "finished" or place.exists() or find_spec("transformers") is None:
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    model = load_model(folder.model)
+    assert isinstance(model, TransformerLM)
+    export_hugging_face(model, partial, tokenizer=folder.tokenizer)
+    partial.rename(place)
+
+
+def _print_result(folder: TrainingFolder, record: Record, *, before: bool, as_json: bool) -> None:
+    from tidegate._json import encode
+    from tidegate.lab.models.export import reading_code
+    from tidegate.lab.training.outputs import log_path
+
+    console = new_console()
+    if record.status == "failed":
+        last = record.error.strip().splitlines()[-1]
+        stop(f"{last} See {folder.records.path}; rerun the same command to retry.", code=FAILED)
+    if record.status == "diverged":
+        stop(f"The training diverged. {record.error} Choose a smaller --lr and another --out.", code=FAILED)
+    assert record.loss is not None
+    hf = folder.path / "hf"
+    if as_json:
+        files = {"model": folder.model, "hf": hf if hf.exists() else None, "log": log_path(folder.path)}
+        places = {name: None if path is None else str(path) for name, path in files.items()}
+        print_json({**places, "trained_before": before, "record": encode(record)})
+        return
+    metrics = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in record.metrics.items())
+    when = "Already trained" if before else "Trained"
+    console.print(
+        f"{when}: {record.num_parameters:,} parameters on {record.tokens:,} tokens. Held-out loss "
+        f"{record.loss:.4f} nats{metrics} ({record.num_evaluated:,} tokens).",
+        soft_wrap=True,
+    )
+    console.print(f"Model: {folder.model}", soft_wrap=True)
+    console.print(f"Log: {log_path(folder.path)}", soft_wrap=True)
+    if hf.exists():
+        console.print(f"For transformers: {hf}. To load it:\n\n{reading_code(hf)}", soft_wrap=True)
