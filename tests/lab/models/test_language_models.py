@@ -73,7 +73,8 @@ def test_a_model_without_fused_kernels_is_loaded_as_it_is(tmp_path):
 
 
 def test_a_loaded_model_is_ready_for_batches_and_reads_text(saved, llama, tmp_path):
-    for path in (saved, llama):
+    (saved.parent / "._model.safetensors").write_bytes(b"a hidden file of macOS")
+    for path in (saved, saved.parent, llama):
         model = load_language_model(path, derivatives=False)
         assert not model.module.training
         result = model.run(torch.zeros(3, 5, dtype=torch.int64))

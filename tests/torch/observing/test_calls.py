@@ -1,5 +1,5 @@
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -32,6 +32,14 @@ CALLS = {
 }
 
 
+@contextmanager
+def watching():
+    """Yield a list that receives every reported call."""
+    seen = []
+    with AttentionCalls(seen.append, seen.append):
+        yield seen
+
+
 @pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("mode", MODES)
@@ -43,8 +51,7 @@ def test_a_call_is_reported_once_with_its_arguments_and_does_not_change(mode, ca
         torch.manual_seed(0)
         expected = attend(q, k, v, **options)
         torch.manual_seed(0)
-        seen = []
-        with AttentionCalls(seen.append, seen.append):
+        with watching() as seen:
             actual = attend(q, k, v, **options)
     assert torch.equal(actual, expected)
     assert actual.requires_grad == expected.requires_grad
@@ -66,19 +73,18 @@ def test_gradients_do_not_change(call):
     def gradients(context):
         q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float32))
         torch.manual_seed(0)
-        with context:
-            return torch.autograd.grad(attend(q, k, v, **CALLS[call]).square().sum(), (q, k, v))
+        with context as seen:
+            found = torch.autograd.grad(attend(q, k, v, **CALLS[call]).square().sum(), (q, k, v))
+        return found, seen
 
-    seen = []
-    plain, watched = gradients(nullcontext()), gradients(AttentionCalls(seen.append, seen.append))
+    (plain, _), (watched, seen) = gradients(nullcontext()), gradients(watching())
     assert len(seen) == 1
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(watched, plain, strict=True))
 
 
 def test_a_fused_kernel_called_by_name_is_reported():
     q, k, v = qkv(dtype=torch.float32)
-    seen = []
-    with AttentionCalls(seen.append, seen.append):
+    with watching() as seen:
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query=q, key=k, value=v, is_causal=True, scale=0.5)
     (found,) = seen
     assert found.causal
@@ -99,8 +105,7 @@ def test_a_fused_kernel_called_by_name_is_reported():
 )
 def test_tensors_of_any_rank_get_four_axes(lead, mask_shape, expected, expected_mask):
     x = torch.randn(*lead, 5, 8, generator=torch.Generator().manual_seed(0))
-    seen = []
-    with AttentionCalls(seen.append, seen.append):
+    with watching() as seen:
         attend(x, x, x, attn_mask=torch.ones(mask_shape, dtype=torch.bool))
     (found,) = seen
     assert found.query.shape == found.key.shape == found.value.shape == expected
@@ -122,21 +127,9 @@ def test_calls_made_by_a_watcher_are_not_reported():
     assert len(outer) == len(inner) == 2
 
 
-def test_other_threads_and_later_calls_are_ignored():
-    q, k, v = qkv(dtype=torch.float32)
-    seen = []
-    with AttentionCalls(seen.append, seen.append):
-        thread = threading.Thread(target=attend, args=(q, k, v))
-        thread.start()
-        thread.join()
-    attend(q, k, v)
-    assert seen == []
-
-
 def test_the_kernel_is_removed_after_an_error():
     q, k, v = qkv(dtype=torch.float32)
-    seen = []
-    with pytest.raises(RuntimeError), AttentionCalls(seen.append, seen.append):
+    with pytest.raises(RuntimeError), watching() as seen:
         attend(q, k[..., :3], v)
     attend(q, k, v)
     assert seen == []
@@ -144,11 +137,14 @@ def test_the_kernel_is_removed_after_an_error():
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::scaled_dot_product_attention", key)
 
 
-def test_transforms_and_the_meta_device_are_ignored():
+def test_transforms_the_meta_device_other_threads_and_later_calls_are_ignored():
     q, k, v = qkv(dtype=torch.float32)
-    seen = []
-    with AttentionCalls(seen.append, seen.append):
-        expected = torch.func.grad(lambda x: attend(x, k, v, dropout_p=0.0).sum())(q)
+    with watching() as seen:
+        found = torch.func.grad(lambda x: attend(x, k, v, dropout_p=0.0).sum())(q)
         attend(*(x.to("meta") for x in (q, k, v)))
+        thread = threading.Thread(target=attend, args=(q, k, v))
+        thread.start()
+        thread.join()
+    assert torch.equal(found, torch.func.grad(lambda x: attend(x, k, v).sum())(q))
+    attend(q, k, v)
     assert seen == []
-    assert torch.equal(expected, torch.func.grad(lambda x: attend(x, k, v).sum())(q))

@@ -92,9 +92,13 @@ def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype 
     with silent_transformers(), _transformers_errors(folder, "a folder whose config.json describes a model"):
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
         with _bounded_building(folder, num_tensors=len(tensors), num_bytes=size):
-            loaded: Any = _model_class(config).from_pretrained(
+            model_class = _model_class(config)
+            part = config.sub_configs.get("text_config")
+            # A class for text only takes the text part of a configuration of several parts.
+            fits_whole = part is None or model_class.config_class != part
+            loaded: Any = model_class.from_pretrained(
                 None,
-                config=_text_config(config),
+                config=config if fits_whole else config.get_text_config(),
                 state_dict=tensors,
                 attn_implementation=attention,
                 dtype="auto" if dtype is None else dtype,
@@ -241,12 +245,6 @@ def _model_class(config: Any) -> Any:
     classes = {each.__name__: each for each in found} if isinstance(found, tuple | list) else {"": found}
     named = [classes[name] for name in getattr(config, "architectures", None) or () if name in classes]
     return (named or list(classes.values()))[0]
-
-
-def _text_config(config: Any) -> Any:
-    """Return the part of a configuration that the language-model class accepts."""
-    part = config.sub_configs.get("text_config")
-    return config.get_text_config() if part is not None and _model_class(config).config_class == part else config
 
 
 def _require_all_loaded(model: nn.Module, notes: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:

@@ -117,7 +117,8 @@ def load_language_model(
         require_regular_files("model", place)
     elif kind := nonregular_file_type(place):
         raise InputError("model", expected="a file of save_model", got=place, hint=f"It is {kind}.")
-    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    # Hidden files, such as `._model.safetensors` of macOS, are not models.
+    files = sorted(place.glob("[!.]*.safetensors")) if place.is_dir() else [place]
     if len(files) != 1:
         expected = "a folder with a config.json (Hugging Face) or one .safetensors file of save_model"
         raise InputError("model", expected=expected, got=place, hint=f"It has {len(files)} .safetensors files.")

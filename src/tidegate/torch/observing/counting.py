@@ -80,13 +80,13 @@ def count_call(
     keys: Keys,
     heat: bool,
     padding: Tensor | None,
-    from_mask: Tensor | None = None,
-    passed_on: bool = True,
-    set_output: bool = False,
-    past: Past | None = None,
-    cross_attention: bool = False,
-    num_added: int = 0,
-    sink_H: Tensor | None = None,
+    from_mask: Tensor | None,
+    passed_on: bool,
+    set_output: bool,
+    past: Past | None,
+    cross_attention: bool,
+    num_added: int,
+    sink_H: Tensor | None,
 ) -> CountedCall:
     """Compute the statistics of a call and determine which of its queries count.
 
@@ -160,7 +160,7 @@ def validate_keys(keys: Keys) -> None:
             got = (keys.dtype, tuple(keys.shape))
             raise InputError("keys", expected=expected, got=got, hint="Pass positions as a tuple.")
     elif isinstance(keys, bool) or not isinstance(keys, int | Sequence) or isinstance(keys, str):
-        raise TypeError(f"keys must be {expected}; got {keys!r}.")
+        raise TypeError(f"keys must be {expected}, got {keys!r}.")
     elif isinstance(keys, int):
         if keys < 1:
             raise InputError("keys", expected=expected, got=keys)

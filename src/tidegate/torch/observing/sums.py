@@ -230,7 +230,7 @@ class GateSums(_Sums):
         self._running: dict[str, tuple[AttentionGate, RunningGate]] = {}
         self._waiting: list[tuple[str, Tensor]] = []
 
-    def take(self, name: str, gate: AttentionGate, values: Tensor) -> None:
+    def store(self, name: str, gate: AttentionGate, values: Tensor) -> None:
         """Store the result of a gate."""
         self._running.setdefault(name, (gate, RunningGate(gate.gate.activation)))
         self._waiting.append((name, values.detach()))

@@ -19,7 +19,7 @@ class ObserverCallback(TrainerCallback):
 
     def __init__(self, observer: Observer) -> None:
         if not isinstance(observer, Observer):
-            raise TypeError(f"observer must be an Observer; got {type(observer).__name__}.")
+            raise TypeError(f"observer must be an Observer, got {type(observer).__name__}.")
         self.observer = observer
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # noqa: ARG002

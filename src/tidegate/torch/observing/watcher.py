@@ -139,13 +139,13 @@ def observe(
 def validate_options(model: nn.Module, *, keys: Keys, heat: bool, residual: bool, crossing: Sequence[str]) -> None:
     """Raise TypeError or InputError about an argument of `observe`."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module; got {type(model).__name__}.")
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}.")
     validate_keys(keys)
     require_bool("heat", heat)
     require_bool("residual", residual)
     if not isinstance(crossing, tuple | list) or not all(isinstance(name, str) and name for name in crossing):
         raise TypeError(
-            f'crossing must be a tuple of names of layers, or ends of names, as in ("encoder_attn",); got {crossing!r}.'
+            f'crossing must be a tuple of names of layers, or ends of names, as in ("encoder_attn",), got {crossing!r}.'
         )
     names = [name for name, _ in model.named_modules()]
     if unknown := [ending for ending in crossing if not any(name.endswith(ending) for name in names)]:
@@ -243,7 +243,7 @@ class Watcher:
         current = self.stack[-1]
         name, module = current.name, current.module
         if call.scored:
-            if _is_seen_otherwise(module):
+            if _is_observed_otherwise(module):
                 return
             known = with_rows_of(current, call)
             if known is None:
@@ -276,20 +276,20 @@ class Watcher:
 
     def miss(self, why: str) -> None:
         """Note that the running module has a softmax that may be attention, and why it is not observed."""
-        if self.stack and not _is_seen_otherwise(self.stack[-1].module):
+        if self.stack and not _is_observed_otherwise(self.stack[-1].module):
             name, module = self.stack[-1].name, self.stack[-1].module
             self._uncertain[name or type(module).__name__] = f"has a softmax that is not observed: {why}"
 
     @torch.no_grad()
     def leave(self, call: ModuleCall, result: Any) -> None:
-        """Take in the result of a module."""
+        """Process the result of a module."""
         if in_backward() or inside_transform():
             return
         attend_without_weights(call)
         self._follow_branches(call, result)
         name, tally = call.name, self._tally
         if isinstance(call.module, AttentionGate):
-            tally.gates.take(name, call.module, result)
+            tally.gates.store(name, call.module, result)
         inside = [layer for layer in tally.layers_in.get(name, ()) if layer in self._real]
         if inside:
             self._add_stream(name, result, [self._real[layer] for layer in inside])
@@ -348,7 +348,7 @@ class Watcher:
         self._tally.streams.setdefault(block, RunningRank()).add(rows.detach().flatten(0, -2))
 
 
-def _is_seen_otherwise(module: nn.Module) -> bool:
+def _is_observed_otherwise(module: nn.Module) -> bool:
     """Return whether the module's separate operators must not count: it calls the kernel, or its call is repeated."""
     return isinstance(module, GatedAttention) or is_torch_multihead(module)
 
