@@ -1,4 +1,4 @@
-"""The page of `tidegate explore` in a real browser: its numbers are the library's, and it can be used by everybody."""
+"""The page of `tidegate explore` in a real browser: its numbers agree with the library, and it is accessible."""
 
 import json
 import random
@@ -38,7 +38,7 @@ FOCUSED = """() => {
     const style = getComputedStyle(reach ?? control);
     return [control.ariaLabel ?? control.id, (reach ? style.stroke : style.outlineStyle) !== "none"];
 }"""
-"""The name of what has the focus, and whether it shows; None at the end."""
+"""Returns the name of the focused control, and whether the focus is visible; null at the end."""
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +88,12 @@ def vector(text):
 
 
 def plain(settings):
-    """Arrays as lists, for the page."""
+    """Return the settings with arrays as lists, for the page."""
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in settings.items()}
 
 
 def assert_same(found, expected):
-    """Compare what the page computed, whose whole numbers come without a point, with the library's."""
+    """Compare numbers of the page, which may be integers, with those of the library."""
     assert_close(np.asarray(found, dtype=float), np.asarray(expected))
 
 
@@ -217,11 +217,11 @@ def test_what_is_shown_is_what_is_computed(page):
     assert page.locator("#key_rows tr:visible").count() == 5
 
 
-# A surface that bends
+# Curvature of a head's outputs
 
 
 def surface_settings(rng, chart, reads, grain):
-    """A head of three features and a gate of random numbers, as the page takes them."""
+    """Return a random head with three features and a random gate, in the format of the page."""
     num_keys = 3 if chart == "weight" else 4
     head = {"query": rng.standard_normal(3)} | {name: rng.standard_normal((num_keys, 3)) for name in ("keys", "values")}
     gate = {"matrix": rng.standard_normal((3, 3 if grain == "element" else 1)), "strength": 1.7}
@@ -236,11 +236,11 @@ def curvature_in_page(page, head, gate, points):
 
 
 def as_layer(head, gate, grain):
-    """The layer whose last position has this query, and whose positions have these keys and values."""
+    """Return the layer with these keys and values, and with this query at its last position."""
     num_keys = len(head["keys"])
     queries = np.zeros((num_keys, 3))
     queries[-1] = head["query"]
-    # The input is the unit matrix, so that the projections are the tensors themselves.
+    # The input is the identity matrix, so that the projections equal the tensors.
     arrays = [torch.from_numpy(array)[None] for array in (queries, head["keys"], head["values"])]
     weight = torch.from_numpy(gate["strength"] * gate["matrix"])[None]
     return AttentionArrays(
@@ -319,7 +319,7 @@ def test_the_surface_bends_in_time_or_at_once_for_those_who_want_no_motion(page,
     page.wait_for_function(f"early => ({value})() > early", arg=early)
 
 
-# Draw a gate
+# Build a gate
 
 NAMES = (*CHOICES, *NUMBERS)
 SIZES = (
@@ -347,12 +347,12 @@ IN_PAGE = """(text) => {
 
 
 def of_page(page, gates):
-    """What the page says of each gate. As text, which the browser takes and gives much faster than lists."""
+    """Return the page's results for gates, as JSON text, which transfers much faster than lists."""
     return json.loads(page.evaluate(IN_PAGE, json.dumps([gates, SIZES, NAMES])))
 
 
 def of_library(values):
-    """What the library says of a gate, in the page's order."""
+    """Return the library's results for a gate, in the page's format."""
     try:
         gate = Gate(**dict(zip(NAMES, values, strict=True)))
     except InputError as error:
@@ -423,7 +423,7 @@ def test_the_code_to_paste_runs(page):
     page.locator("#gate_activation").select_option("tanh1")
     torch_names, jax_names = {}, {}
     exec(page.locator("#code_torch").inner_text(), torch_names)
-    # Shapes alone: compiling would take long.
+    # Only shapes, because compilation is slow.
     jax.eval_shape(lambda: exec(page.locator("#code_jax").inner_text(), jax_names))
     for names in (torch_names, jax_names):
         assert names["y"].shape == (2, 16, 32)
@@ -459,7 +459,7 @@ def test_the_diagram_shows_every_legal_gate(page):
         [{name: getattr(gate, name) for name in ("site", "reads", "grain")} for gate in gates],
     )
     assert [spelled for spelled, _ in drawn] == [gate.spelling for gate in gates]
-    # Site and reads are drawn; the grain is said in words.
+    # The diagram shows site and reads, but not the grain.
     assert len({picture for _, picture in drawn}) == len({(gate.site, gate.reads) for gate in gates})
     page.locator("#gate_preset").select_option("bma")
 

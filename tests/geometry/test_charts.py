@@ -20,7 +20,7 @@ from tidegate.geometry import (
 )
 
 # Six positions see enough keys (more than a head is wide) for a query to move the output in every direction. The heads
-# side by side are wider than the model, so that a gated value has room to bend in.
+# together are wider than the model, so that a gated value has a positive codimension.
 POSITIONS, D, HEADS, WIDTH = 6, 6, 2, 4
 
 SPELLINGS = ("none", *map(str, GATES))
@@ -107,7 +107,7 @@ def test_the_frozen_weight_chart_bends_under_value_output_and_dense_gates(gate):
     chart = chart_of("frozen", gate)
     assert chart.says_something
     site, reads = ("none", "nothing") if gate == "none" else sites_and_reads(gate)
-    # What a sink reads stays with the weights, and a constant stays with nothing.
+    # The input of a sink and constants are fixed.
     bends = site in ("value", "output", "dense") and reads not in ("partition", "nothing")
     for tangent in ("full", "plane"):
         found = np.abs(curvatures(chart, tangent))
@@ -116,7 +116,7 @@ def test_the_frozen_weight_chart_bends_under_value_output_and_dense_gates(gate):
 
 @pytest.mark.parametrize("gate", ["g2", "bma", "vga"])
 def test_a_gated_value_needs_heads_wider_than_the_model_for_full_curvature(gate):
-    # With d = H h the gated value of one position fills its space: slices bend, the manifold has no room to.
+    # With d = H h the codimension is 0: slices can be curved, the manifold cannot.
     x = torch.from_numpy(np.random.default_rng(1).standard_normal((POSITIONS, HEADS * WIDTH)))
     chart = frozen_weight_chart(layer(gate, d=HEADS * WIDTH), x, moving=0)
     assert np.abs(curvatures(chart, "plane")).max() > 1e-4
@@ -141,7 +141,7 @@ def test_the_query_input_and_depth_charts_bend_with_and_without_a_gate(gate, mea
 
 
 def test_too_few_keys_leave_the_query_chart_without_full_rank():
-    # Three keys give weights of two dimensions, whatever the query.
+    # The weights of three keys have two dimensions.
     chart = query_chart(layer("none"), X, position=2, head=0)
     with pytest.raises(GeometryError) as caught:
         curvatures(chart, "full")
@@ -158,7 +158,7 @@ def test_slices_of_random_ungated_query_charts_are_mostly_negative_and_sometimes
 
 
 def test_one_number_a_head_from_the_output_leaves_one_heads_weight_chart_flat():
-    # Along the directions that the gate does not feel it only stretches: the image is a cylinder.
+    # The gate is constant along some directions, so that the image is a cylinder.
     made = layer("output:output:head")
     chart = weight_chart(made, X, position=3, head=0)
     assert chart.says_something

@@ -32,7 +32,7 @@ def points(surface, count, *, seed=0):
 
 
 def assert_each_close(found, expected):
-    """Point by point: the tolerance of a point is not that of the largest."""
+    """Compare point by point, so that each point has its own tolerance."""
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other, what="gradient")
 
@@ -64,7 +64,7 @@ def test_scalar_curvature_is_twice_the_gaussian_on_both_routes(surface):
 
 
 def bent(x):
-    """Three coordinates into six dimensions, with no symmetry."""
+    """A map from three coordinates to six dimensions, without symmetry."""
     xp = torch if isinstance(x, torch.Tensor) else jnp
     a, b, c = x[0], x[1], x[2]
     return xp.stack([a + b * c, xp.sin(b) + c, xp.exp(c / 2), a * b, xp.cos(a + c), a * a - b * c * c])

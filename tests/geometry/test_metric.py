@@ -34,7 +34,7 @@ def as_matrix(covariance):
 
 
 def softmax_chart(x):
-    """All probabilities over n + 1 categories, by logits of which the last is 0."""
+    """Return probabilities of n + 1 categories from n logits; the last logit is 0."""
     xp = torch if isinstance(x, torch.Tensor) else jnp
     return softmax_rows(xp.concatenate([x, 0 * x[:1]]))
 

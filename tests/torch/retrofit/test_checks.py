@@ -42,7 +42,7 @@ def test_a_model_that_cannot_take_gates_stays_as_it_is(build, gate, reason):
 
 
 def test_a_part_that_no_single_projection_gives_is_named():
-    # Experts give the queries.
+    # Queries come from a mixture of experts.
     model = model_types.build("jetmoe")
     with rejects("model", hint="no single projection gives the query with columns for each head"):
         add_gates(model, "bma")

@@ -25,7 +25,7 @@ def test_a_gated_model_computes_the_same_as_one_graph(family, gate):
     add_gates(model, gate)
     stir(model)
     inputs = inputs_of(model)
-    # With `fullgraph` a break is an error.
+    # With `fullgraph` a graph break is an error.
     counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     assert_close(logits(compiled, inputs), logits(model, inputs), what="forward")

@@ -31,7 +31,7 @@ def test_heads_and_projections_are_found(model_type):
 @pytest.mark.parametrize("gate", ["output:nothing:b0", "value:nothing:b0", "query:nothing:b0"])
 @pytest.mark.parametrize("model_type", DECOMPOSED)
 def test_a_constant_gate_is_a_scale_of_the_projection_beside_it(model_type, gate):
-    """What was found is right: the gate does what a scaled projection does, whose columns it claims to know."""
+    """A constant gate on the columns found equals scaling these columns of the projection."""
     model = model_types.build(model_type)
     inputs = model_types.inputs_of(model)
     add_gates(model, gate)

@@ -32,7 +32,7 @@ WINDOWS = {
 
 
 def gated(gate="g1", activation="twosigmoid", *, layers=None, **options):
-    """A small Qwen3 with stirred gates and with norms that are not all ones."""
+    """Build a small Qwen3 with random gates and norms."""
     model = tiny("qwen3", **options)
     generator = torch.Generator().manual_seed(6)
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_merged_adapters_are_exported():
 
 
 class OlderTransformers(ModuleType):
-    """A transformers from before Step-3.7 and Laguna."""
+    """A release of transformers without Step-3.7 and Laguna."""
 
     __version__ = "5.0.0"
 

@@ -38,7 +38,7 @@ def test_gates_that_were_saved_come_back(saved):
 
 @pytest.fixture
 def cast_gates():
-    """A function that gives a bfloat16 model with gates, these in a dtype of their own."""
+    """A function that builds a bfloat16 model with gates of another dtype."""
 
     def make(dtype):
         model = tiny("llama", dtype=torch.bfloat16)
@@ -119,7 +119,7 @@ def test_a_flipped_bit_is_noticed_unless_it_changes_nothing(saved, name):
             continue
         accepted += 1
         assert description == whole
-    # Spaces between the words of JSON say nothing.
+    # Changed whitespace in JSON may be accepted.
     assert accepted < (30 if name == "gates.json" else 1)
 
 
@@ -161,7 +161,7 @@ def test_what_is_wrong_with_a_description_is_named(saved, change, field, reason)
 
 
 def edit(path, **changes):
-    """Change entries of a description as its own writer would; None removes one."""
+    """Change entries of a description and its checksum; None removes an entry."""
     description = json.loads(path.read_text()) | changes
     kept = {name: value for name, value in description.items() if value is not None and name != "digest"}
     path.write_text(json.dumps(add_checksum(kept)))

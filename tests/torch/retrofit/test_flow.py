@@ -1,4 +1,4 @@
-"""What a model is made of is found by what flows through it."""
+"""Projections and sizes are found by running an input through the model."""
 
 import pytest
 from errors import rejects

@@ -37,7 +37,7 @@ def test_a_saved_gated_model_is_loaded_with_its_bits(tmp_path, family, dtype):
     assert again.dtype == dtype
     assert not again.training
     assert torch.equal(logits(again), logits(model))
-    # Weights are no more hidden from others than the configuration is.
+    # Weights have the same permissions as the configuration.
     assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
 
 
@@ -191,7 +191,7 @@ def test_half_precision_keeps_its_bits_if_it_was_loaded_so(tmp_path, loaded):
     again = load_pretrained(tmp_path / "gated")
     inputs = inputs_of(model, length=60)
     assert again.dtype == model.dtype == torch.bfloat16
-    # `bfloat16` rounds the frequencies of rotations too, which are in no file.
+    # `bfloat16` also rounds the rotary frequencies, which are not saved.
     assert torch.equal(logits(again, inputs), logits(model, inputs)) == loaded
 
 

@@ -16,7 +16,7 @@ ALL_SITES = "bma+g1+g3+g4+g5"
 
 
 def under_both(model):
-    """The logits by implementation, under our names where the model has gates."""
+    """Return the logits by implementation, gated if the model has gates."""
     ours = any(True for _ in gate_parameters(model))
     found = {}
     for stock in ("eager", "sdpa"):
@@ -26,7 +26,7 @@ def under_both(model):
 
 
 def gates_that_fit(family):
-    """Every gate but sinks and those that would read a value before it is projected; GPT-2 projects all at once."""
+    """Return all gates except sinks and those that read a value before it is projected; GPT-2 has one projection."""
     late = [] if family == "gpt2" else ["query", "key"]
     return [gate for gate in WITH_MATRICES if not (gate.reads == "value" and gate.site in late)]
 
@@ -216,7 +216,7 @@ def test_a_model_in_float64_takes_gates(implementation):
     model = tiny("llama", dtype=torch.float64, implementation=implementation)
     before = logits(model)
     assert add_gates(model, ALL_SITES).bitwise_equal
-    # There, eager attention is nan where a query may see nothing, as in the first row's padding.
+    # In float64, eager attention is nan for queries without keys, as in the first row's padding.
     assert before[0].isnan().any() == (implementation == "eager")
     assert torch.equal(logits(model).isnan(), before.isnan())
     assert torch.equal(logits(model)[1], before[1])
@@ -286,7 +286,7 @@ def test_the_global_random_state_is_left_alone(gate, tmp_path):
     with rejects("layers"):
         add_gates(model, gate, layers=[7])
     assert torch.equal(torch.get_rng_state(), before)
-    # The state decides how gates start all the same.
+    # Initial values still depend on the random state.
     add_gates(model, gate, activation=None)
     assert all(torch.equal(a, b) for a, b in zip(gate_parameters(model), drawn, strict=True))
     remove_gates(model)

@@ -29,7 +29,7 @@ def test_the_gated_implementations_agree_with_each_other(family):
     fused = logits(model)
     model.set_attn_implementation("tidegate_eager")
     inputs = inputs_of(model)
-    # Eager and fused attention differ where a query may see nothing.
+    # Eager and fused attention differ for queries without keys.
     real = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones(2, dtype=torch.bool)
     assert_close(logits(model, inputs)[real], fused[real], what="forward")
 

@@ -1,4 +1,4 @@
-"""Gates in somebody else's attention compute what they compute in ours."""
+"""Gates in the attention of transformers compute the same as in ours."""
 
 import copy
 import threading
@@ -19,14 +19,14 @@ SHARED = ["output:input:shared-group", "bma", "value:query:r3", "output:query:sh
 
 
 def attention_call(model, length=6):
-    """The first layer's attention as a function of its input, causal and rotated as in the model."""
+    """Return the first layer's attention as a function of its input, causal and with rotary positions."""
     attention, positions = model.model.layers[0].self_attn, torch.arange(length)[None]
     embedding = model.model.rotary_emb(torch.empty(0), positions)
     return lambda x: attention(x, position_embeddings=embedding, attention_mask=None)[0]
 
 
 def own_layer(model, gate):
-    """Our layer with the weights of the first layer's attention, gates included."""
+    """Return our layer with the weights and gates of the first layer's attention."""
     attention = model.model.layers[0].self_attn
     own = GatedAttention(32, 4, num_kv_heads=2, gate=gate, rope=Rotary(base=10000.0))
     own.load_state_dict(attention.state_dict())
@@ -65,7 +65,7 @@ def test_gates_read_and_gate_what_an_adapter_adds(gate, order):
     if order == "gates first":
         adapt(model, names)
     adapted = logits(model)
-    # Folded into the weights, the adapters are a part of the projections that nobody can tell from the rest.
+    # Compare with adapters that are merged into the projections before gates are added.
     folded = tiny("llama")
     merge_adapters(adapt(folded, names))
     add_gates(folded, gate)

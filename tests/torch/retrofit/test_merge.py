@@ -111,7 +111,7 @@ def test_weights_that_two_layers_share_are_named_and_nothing_is_changed(share):
 @pytest.mark.parametrize("site", ["value", "value:query:head:b0+output"])
 def test_gates_whose_merging_would_change_the_answers_stay(site):
     model = tiny("llama")
-    # What stands between a projection and its gate does not see the folded gate.
+    # The hook between the projection and its gate would receive the merged result.
     model.model.layers[0].self_attn.v_proj.register_forward_hook(lambda _module, _args, output: output + 1)
     add_gates(model, f"{site}:input:b0")
     torch.manual_seed(5)

@@ -22,7 +22,7 @@ from tidegate.torch.retrofit import (
 PROJECTIONS = ["q_proj", "v_proj", "o_proj"]
 WHOLE = {"target_modules": PROJECTIONS, "modules_to_save": ["attn_gate"]}
 LOW_RANK = {"target_modules": PROJECTIONS, "target_parameters": ["attn_gate.output.weight", "attn_gate.value.weight"]}
-"""Copies of the gates that are trained whole, or products of low rank beside their matrices."""
+"""Full copies of the gates, or low-rank adapters of their matrices."""
 
 
 def gated(family="llama"):
@@ -32,7 +32,7 @@ def gated(family="llama"):
 
 
 def train(adapted, *, steps=4):
-    """A few steps of what the adapters let learn."""
+    """Train the trainable parameters for a few steps."""
     adapted.train()
     learning = [weight for weight in adapted.parameters() if weight.requires_grad]
     optimizer = torch.optim.SGD(learning, lr=2.0)

@@ -23,7 +23,7 @@ def test_the_probe_is_padded_on_the_left_on_the_right_and_nowhere():
 def test_a_model_with_a_cache_answers_in_one_pass_and_in_two():
     model = tiny("llama")
     whole, first, second = run_probe(model, probe_inputs(model))
-    # Of another length, so that kernels may round otherwise.
+    # Kernels may round differently for other lengths.
     assert_close(first, whole[:, :-1], what="forward")
     assert_close(second, whole[:, -1:], what="forward")
     assert len(run_probe(tiny("bert"), probe_inputs(tiny("bert")))) == 1

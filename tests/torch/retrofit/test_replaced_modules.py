@@ -1,4 +1,4 @@
-"""Gates act once, whatever replaces, copies, wraps or shards the modules of a gated model."""
+"""Gates act once after the modules of a gated model are replaced, copied, wrapped or sharded."""
 
 import copy
 import io
@@ -99,7 +99,7 @@ def normalize_weights_by_hooks(model):
 
 
 def adapt_nothing(model):
-    """Put adapters around the projections that start as nothing."""
+    """Put adapters that start at zero around the projections."""
     return get_peft_model(model, LoraConfig(r=2, target_modules=list(PROJECTIONS))).eval()
 
 
@@ -118,7 +118,7 @@ CHANGES = (
     *(copy.deepcopy, copy.copy, copy_layers, copy_projections, copy_projections_behind_the_module, save_and_unpickle),
     *(parametrize_projections, normalize_weights, normalize_weights_by_hooks, adapt_nothing, adapt_and_merge),
 )
-"""Changes of modules that compute the same."""
+"""Changes of modules that do not change the outputs."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -154,7 +154,7 @@ def test_gates_act_once_in_a_quantized_model_before_and_after(gate):
     model = gated(gate)
     quantized = quantize(model)
     assert set(count_calls(quantized)) == {1}
-    # The gates of a model that was quantized without them have no hooks of other modules.
+    # Compare with a model that is quantized before gates are added.
     later = quantize(plain())
     add_gates(later, gate, activation=None)
     stir(later)
@@ -212,7 +212,7 @@ def test_weights_that_are_missing_from_a_folder_are_not_drawn_at_random(tmp_path
 
 @pytest.fixture(name="mesh")
 def _mesh():
-    """One process that shards over itself."""
+    """A mesh of one process."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()

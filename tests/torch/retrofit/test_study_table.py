@@ -1,4 +1,4 @@
-"""The table of docs/retrofit.md is what the record says, to the digits printed."""
+"""The table of docs/retrofit.md has the numbers of the record."""
 
 import json
 import re
@@ -12,7 +12,7 @@ CHANGES = ("loss", "against_control", "sink", "strongest")
 
 
 def table():
-    """The cells of each row of the table, by remedy; the control without the word for it."""
+    """Return the cells of each row of the table, by remedy, without the word `control`."""
     lines = (DOCS / "retrofit.md").read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("| remedy |"))
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[start + 2 : start + 4 + len(ROWS)] if line]
@@ -20,7 +20,7 @@ def table():
 
 
 def number(value, digits):
-    """With a sign unless it rounds to zero, and a minus that is one."""
+    """Format with a sign unless the value rounds to zero, and with a typographic minus."""
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 

@@ -114,7 +114,7 @@ def test_gates_of_an_encoder_with_a_decoder_are_saved_and_loaded(tmp_path):
 
 
 def test_gates_on_cross_attention_read_what_it_attends_to():
-    """A value gate there is that of a model whose value projection is gated by the encoder's states."""
+    """A value gate there gates the value projection by the encoder's states."""
     torch.manual_seed(0)
     model = bart().eval()
     add_gates(model, "g2", layers=[2])
@@ -130,7 +130,7 @@ def test_gates_on_cross_attention_read_what_it_attends_to():
 
 
 def behind_bert(encoder):
-    """An encoder of some kind, with BERT as its decoder, whose attention goes through transformers' own function."""
+    """Build an encoder-decoder with BERT as the decoder, which calls transformers' attention function."""
     config = transformers.BertConfig(**LAYERS, **SPECIAL, vocab_size=64, is_decoder=True, add_cross_attention=True)
     model = transformers.EncoderDecoderModel(encoder=encoder, decoder=transformers.BertLMHeadModel(config)).eval()
     model.config.decoder_start_token_id, model.config.pad_token_id = 1, 0
@@ -158,7 +158,7 @@ def test_what_a_plain_input_does_not_reach_is_left_alone_and_named():
 
 @pytest.mark.parametrize("num_keys", [4, 10])
 def test_a_choice_of_keys_by_the_name_of_the_implementation_stays(num_keys):
-    """Also where the probe is too short for a choice."""
+    """Also if the probe has too few tokens for a choice."""
     model = model_types.build("deepseek_v32", index_topk=num_keys)
     inputs = model_types.inputs_of(model, length=20)
     assert keeps_to_stock(type(model.model.layers[0].self_attn))

@@ -1,4 +1,4 @@
-"""Gates in models that adapters of peft stand around."""
+"""Gates in models inside adapters of peft."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tidegate.torch.retrofit.wrappers import unwrap_model
 
 
 def wrap(model, *kept, targets=("q_proj", "v_proj")):
-    """The model with adapters that have learned something, and trained copies of the modules named."""
+    """Return the model with random adapters, and trained copies of the named modules."""
     options = {"target_modules": list(targets), "modules_to_save": list(kept) or None}
     adapted = get_peft_model(model, LoraConfig(r=2, **options)).eval()
     generator = torch.Generator().manual_seed(3)

@@ -70,7 +70,9 @@ def survey_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Surve
         InputError: If the input reaches none of them.
     """
     with evaluation_mode(model), keep_random_state(model):
-        calling = {module: name for name, module in model.named_modules() if calls_interface(type(module))}
+        calling: dict[nn.Module, str] = {
+            module: name for name, module in model.named_modules() if calls_interface(type(module))
+        }
         found = _find_on_interface(model, inputs, calling) if calling else []
         known = {layer.module for layer in found}
         decomposed, unfit = _find_decomposed(model, inputs, known)
@@ -160,7 +162,7 @@ def _find_decomposed(
     The second list has the paths of modules whose heads are not the unchanged input of a matrix.
     """
     # Candidates have a matrix as a child, or a convolution, which cannot be gated.
-    names = {
+    names: dict[nn.Module, str] = {
         module: name
         for name, module in model.named_modules()
         if module not in known
