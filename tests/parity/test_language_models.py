@@ -107,7 +107,7 @@ def test_logits_in_single_precision_are_pytorchs(tmp_path, options):
     assert_close(logits, model(torch.tensor(tokens.tolist())))
 
 
-# That each gate goes on from a cache is the layers' own test.
+# That each gate resumes from a cache is the layers' own test.
 @every_model(*TOGETHER[1:])
 def test_greedy_generation_from_left_padded_prompts_is_pytorchs(tmp_path, options):
     # A tied head favours the token that was read last, and would repeat it.

@@ -30,7 +30,7 @@ biases = pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
 
 
 def drawn(module, dtype=torch.float32):
-    """The module with every parameter drawn anew, also those that would start at 0 or 1."""
+    """The module with every parameter drawn again, also those that would start at 0 or 1."""
     torch.manual_seed(0)
     module.to(dtype)
     with torch.no_grad():
