@@ -38,6 +38,13 @@ class Placed:
 
 _EVERYWHERE = Placed(Replicate())
 _BY_ROW, _BY_COLUMN = Placed(Shard(0)), Placed(Shard(1))
+_SHARED, _SUMMED = Placed(Replicate(), "shared"), Placed(Replicate(), "summed")
+
+_FEEDFORWARD_PLAN = {
+    **{f"{name}.{part}": _BY_ROW for name in ("gate_proj", "up_proj") for part in ("weight", "bias")},
+    "down_proj.weight": _BY_COLUMN,
+    "down_proj.bias": _SHARED,
+}
 
 
 def tensor_parallel_plan(model: nn.Module, num_processes: int) -> dict[str, Placed]:
@@ -54,10 +61,12 @@ def tensor_parallel_plan(model: nn.Module, num_processes: int) -> dict[str, Plac
         if isinstance(module, GatedAttention):
             own = _attention_plan(module, path, num_processes)
         elif isinstance(module, FeedForward):
-            own = _feedforward_plan(module)
+            own = _FEEDFORWARD_PLAN
         else:
             continue
-        plan |= {f"{path}.{name}" if path else name: placed for name, placed in own.items()}
+        # Plans include parameters, such as biases, that only some layers have.
+        named = {f"{path}.{name}" if path else name: placed for name, placed in own.items()}
+        plan |= {name: placed for name, placed in named.items() if name in plan}
     return plan
 
 
@@ -134,21 +143,20 @@ def _attention_plan(layer: GatedAttention, path: str, num_processes: int) -> dic
                 hint=_REMEDY,
             )
     plan = {f"{name}.{part}": _BY_ROW for name in ("q_proj", "k_proj", "v_proj") for part in ("weight", "bias")}
-    plan |= {"o_proj.weight": _BY_COLUMN, "o_proj.bias": Placed(Replicate(), "shared"), "metric.weight": _BY_ROW}
+    plan |= {"o_proj.weight": _BY_COLUMN, "o_proj.bias": _SHARED, "metric.weight": _BY_ROW}
     # One scale for all heads: each process has the gradient of its own heads.
-    plan |= {f"{name}.weight": Placed(Replicate(), "summed") for name in ("q_norm", "k_norm")}
+    plan |= {f"{name}.weight": _SUMMED for name in ("q_norm", "k_norm")}
     for site, gate in layer.attn_gate.named_children():
         assert isinstance(gate, AttentionGate)
         plan |= {f"attn_gate.{site}.{name}": placed for name, placed in _gate_plan(gate, path, num_processes).items()}
-    own = {name for name, _ in layer.named_parameters()}
-    return {name: placed for name, placed in plan.items() if name in own}
+    return plan
 
 
 def _gate_plan(gate: AttentionGate, path: str, num_processes: int) -> dict[str, Placed]:
     names = [name for name, _ in gate.named_parameters()]
     if gate.gate.site != "dense":
         # A matrix for each head or group of heads is sharded with them; one for the whole layer is replicated.
-        return dict.fromkeys(names, _BY_ROW if gate.num_matrices > 1 else Placed(Replicate(), "summed"))
+        return dict.fromkeys(names, _BY_ROW if gate.num_matrices > 1 else _SUMMED)
     first = next((name for name in names if name != "bias"), None)
     if first is None:
         return {}
@@ -158,13 +166,6 @@ def _gate_plan(gate: AttentionGate, path: str, num_processes: int) -> dict[str, 
         expected = f"a number that can share the {channels}"
         raise InputError("num_processes", expected=expected, got=num_processes, hint=_REMEDY)
     return {first: _BY_COLUMN}
-
-
-def _feedforward_plan(layer: FeedForward) -> dict[str, Placed]:
-    plan = {f"{name}.{part}": _BY_ROW for name in ("gate_proj", "up_proj") for part in ("weight", "bias")}
-    plan |= {"down_proj.weight": _BY_COLUMN, "down_proj.bias": Placed(Replicate(), "shared")}
-    own = {name for name, _ in layer.named_parameters()}
-    return {name: placed for name, placed in plan.items() if name in own}
 
 
 def _shard_attention(layer: GatedAttention, mesh: DeviceMesh) -> None:
