@@ -67,12 +67,12 @@ def channel_gauge(layer: Layer, x: Any, *, name: str = "") -> ChannelGauge:
         raise InputError("layer", expected=expected, got=followers[0], hint="Use gauge_report, on a small layer.")
     inputs = inputs.reshape(-1, *inputs.shape[-2:])
     size = shape.num_heads // shape.num_kv_heads
-    if (positions := inputs.shape[0] * inputs.shape[1]) < (needed := positions_needed(shape)):
+    if (positions := int(inputs.shape[0] * inputs.shape[1])) < (needed := positions_needed(shape)):
         raise InputError("x", expected=f"an input of at least (R + 1) h = {needed} positions in all", got=positions)
     parts = decompose(arrays, inputs)
     number = min(max((size + 2) * shape.head_dim, _FEWEST_POSITIONS), positions)
-    spread: Any = np.linspace(0, positions - 1, number)
-    chosen: Any = np.unravel_index(np.unique(spread.round().astype(int)), inputs.shape[:2])
+    places = np.unique(np.linspace(0, positions - 1, number).round().astype(int))
+    chosen = np.unravel_index(places, inputs.shape[:2])
     rows: list[Floats] = []
     for group in range(shape.num_kv_heads):
         own = slice(group * size, (group + 1) * size)

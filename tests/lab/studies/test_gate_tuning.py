@@ -99,5 +99,5 @@ def test_the_finding_names_the_best_remedy_and_says_where_nothing_is_shown(resul
     rows = [dataclasses.replace(row, loss=none, sink=none, measured=measured) for row in result.rows]
     rows[1] = dataclasses.replace(rows[1], loss=clear)
     said = finding(dataclasses.replace(result, rows=tuple(rows)))
-    assert f"{REMEDIES[1].name} changes the loss most, by -0.5000 (-0.6000 … -0.4000)" in said
+    assert f"“{REMEDIES[1].name}” changes the loss most, by -0.5000 (-0.6000 … -0.4000)" in said
     assert "attention to the start token by +0.0000 (-0.1000 … +0.1000, which includes 0)" in said

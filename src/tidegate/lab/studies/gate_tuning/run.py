@@ -161,11 +161,11 @@ def finding(result: GateTuningResult) -> str:
     alone = [row for row in result.rows if row.remedy.whole_rate is None]
     best = min(alone, key=lambda row: row.loss.value)
     moved = statistics.fmean(each.movement or 0.0 for each in best.measured)
-    others = "; ".join(f"{row.remedy.name} {_describe(row.loss)}" for row in result.rows if row not in alone)
+    others = "; ".join(f"“{row.remedy.name}” {_describe(row.loss)}" for row in result.rows if row not in alone)
     return (
         f"Before fine-tuning the loss is {before['loss']:.4f} nats/byte; attention to the start token is "
         f"{before['sink']:.3f} on average and {before['strongest']:.3f} in the strongest head. "
-        f"Of the remedies that train only the gates, {best.remedy.name} changes the loss most, by "
+        f"Of the remedies that train only the gates, “{best.remedy.name}” changes the loss most, by "
         f"{_describe(best.loss)}, attention to the start token by {_describe(best.sink)}, in the strongest head by "
         f"{_describe(best.strongest)}; its gates end at a mean distance of {moved:.3f} from 1. "
         f"With all weights trained, the loss changes by: {others}."
