@@ -122,7 +122,7 @@ def test_quiet_shows_the_result_alone(compared, corpus):
 BAD = {
     "missing file": (["--data", "nowhere.txt"], "nowhere.txt"),
     "empty corpus": (["--data", "{empty}"], "empty"),
-    "corpus shorter than a window": (["--data", "{short}"], "--data must be at least 129 tokens"),
+    "corpus shorter than a window": (["--data", "{short}"], "--data must be at least 129 training tokens"),
     "unknown gate": (["--variants", "none,gibberish"], "gibberish"),
     "one variant": (["--variants", "none"], "at least two"),
     "a name twice": (["--variants", "none,none"], "--variants must be of different names"),
