@@ -117,7 +117,7 @@ def test_an_interrupt_says_whether_there_is_anything_to_go_on_from(corpus, tmp_p
 BAD = {
     "missing file": (["--data", "nowhere.txt"], "nowhere.txt"),
     "empty corpus": (["--data", "{empty}"], "empty"),
-    "corpus shorter than a window": (["--data", "{short}"], "--data must be at least 129 tokens"),
+    "corpus shorter than a window": (["--data", "{short}"], "--data must be at least 129 training tokens"),
     "unknown gate": (["--variants", "none,gibberish"], "gibberish"),
     "one variant": (["--variants", "none"], "at least two"),
     "a name twice": (["--variants", "none,none"], "--variants must be of different names"),
