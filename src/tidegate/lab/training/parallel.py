@@ -119,7 +119,7 @@ class Processes:
         """
         if self.kind == "ddp" and self._computing is not None:
             self._computing.reducer = self._computing.logger = self._computing.process_group = None
-        self._computing = None
+        del self._computing, self._mesh
 
 
 def whole_tensor(value: Tensor) -> Tensor:
