@@ -219,7 +219,9 @@ def kernel(*arguments, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("options", [{}, {"implementation": "sdpa"}, {"function": kernel}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"implementation": "sdpa"}, {"function": kernel}], ids=["eager", "sdpa", "kernel"]
+)
 def test_a_call_is_counted_once(options, dtype):
     # Warnings are errors.
     assert counts(Attends(**options), 6 * X.to(dtype)) == [10]
