@@ -1,7 +1,6 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from pages import require_policy
@@ -26,12 +25,7 @@ def folder(tmp_path_factory):
     save_model(
         TransformerLM(TransformerConfig(gate="bma", d_model=8, num_layers=2, num_heads=2)), place / "model.safetensors"
     )
-    save_model(
-        TransformerLM(TransformerConfig(gate="bma", d_model=8, num_layers=1, num_heads=2, vocab_size=300)),
-        place / "many.safetensors",
-    )
     (place / "notes.txt").write_text("the sea rises and the gate falls. " * 9)
-    np.save(place / "tokens.npy", np.arange(60, dtype=np.uint8))
     return place
 
 
@@ -46,10 +40,3 @@ def test_terminal_page_and_json_agree(folder, tmp_path):
         assert f"{layer['quantiles'][2]:+.3g}" in done.output
         assert f"{layer['magnitude']:.{digits}f}" in (tmp_path / "report.md").read_text()
     require_policy((tmp_path / "report.html").read_text())
-
-
-@pytest.mark.parametrize("part", ["attention", "block"])
-def test_tokens_and_both_parts_are_taken(folder, tmp_path, part):
-    model, tokens = folder / "many.safetensors", folder / "tokens.npy"
-    done = invoke("curvature", model, "--data", tokens, "--part", part, "--out", tmp_path, *QUICK)
-    assert done.exit_code == 0, done.output

@@ -28,14 +28,6 @@ def test_the_page_is_written_and_opened(tmp_path, monkeypatch, opened):
     assert opened == [(tmp_path / "explore.html").as_uri()]
 
 
-def test_no_open_opens_nothing_and_folders_are_made(tmp_path, opened):
-    place = tmp_path / "notes" / "page.html"
-    done = invoke("--out", place, "--no-open")
-    assert done.exit_code == 0, done.output
-    assert place.is_file()
-    assert opened == []
-
-
 def test_without_a_browser_the_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     done = invoke("--out", tmp_path / "page.html")

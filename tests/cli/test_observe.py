@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from tidegate.cli import app
-from tidegate.torch import TransformerConfig, TransformerLM, attention_statistics, load_model, save_model
+from tidegate.torch import TransformerConfig, TransformerLM, save_model
 from tidegate.torch.observing.observation import Observation
 from tidegate.torch.retrofit import add_gates, save_gates
 
@@ -60,29 +60,6 @@ def test_terminal_page_and_json_agree(folder, tmp_path):
         for head in range(2):
             assert f"{layer.heads['mass'][head].mean:.3f}" in (tmp_path / "report.md").read_text()
     require_policy((tmp_path / "report.html").read_text())
-
-
-def test_the_numbers_are_those_of_the_statistics_of_each_call(folder, tmp_path):
-    tokens = np.load(folder / "tokens.npy").astype(np.int64)
-    np.save(tmp_path / "one.npy", tokens[:12])
-    done = invoke(
-        "observe", folder / "model.safetensors", "--data", tmp_path / "one.npy", "--length", "12", "--keys", "2",
-        "--out", tmp_path / "out",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    _, seen = seen_in(tmp_path / "out")
-    model = load_model(folder / "model.safetensors").eval()
-    with torch.no_grad():
-        _, traces = model.trace(torch.from_numpy(tokens[None, :12]))
-    for layer, trace in zip(seen.layers, traces, strict=True):
-        expected = attention_statistics(
-            trace.query, trace.key, trace.value, causal=True, scale=trace.scale, keys=(0, 1)
-        )
-        for head in range(2):
-            # The first query sees itself alone.
-            mass, entropy = (float(each[0, head, 1:].mean()) for each in (expected.mass, expected.entropy))
-            assert layer.heads["mass"][head].mean == pytest.approx(mass, abs=1e-5)
-            assert layer.heads["entropy"][head].mean == pytest.approx(entropy, abs=1e-5)
 
 
 def test_a_hugging_face_folder_is_observed_in_its_own_dtype(folder, tmp_path):

@@ -36,18 +36,6 @@ def test_bad_input_is_one_line(tmp_path):
     assert "--tokenizer must be" in wrong.output
 
 
-def test_finished_shards_of_another_text_are_refused_in_one_line(tmp_path):
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(f"{name}\n" * 400)
-    options = ["--out", str(tmp_path / "shards"), "--processes", "1", "--quiet"]
-    assert runner.invoke(app, ["tokenize", str(tmp_path / "a.txt"), *options]).exit_code == 0
-    refused = runner.invoke(app, ["tokenize", str(tmp_path / "b.txt"), *options])
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("error: --out must")
-    assert "shards made with other options: source was " in refused.stderr
-    assert refused.stderr.count("\n") == 1
-
-
 def test_an_encoder_that_is_killed_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} and {number % 7}\n" for number in range(400)))

@@ -180,7 +180,7 @@ def test_a_dry_run_says_what_it_takes_here_and_there_and_writes_nothing(text, tm
         (["--flops", "nan"], "--flops must be a finite number above 0"),
         (["--out", "{data}/out"], "--out must be outside"),
         (["--gate", "g1@placebo=shuffled", "--accumulate", 2], "--accumulate must be 1 with the gate"),
-        (["--gate", "key:input:head@qk_norm=yes"], "--gate must be without qk_norm"),
+        (["--gate", "key:input:head@qk_norm=yes"], "--gate must be without qk_norm, which cancels the gate"),
     ],
 )
 def test_bad_input_is_one_line_with_the_option(text, tmp_path, options, message):
@@ -318,14 +318,6 @@ def test_an_evaluation_is_printed_as_json_and_kept_in_a_file(trained, text, tmp_
     assert (result["model"], result["num_tokens"], result["num_text_tokens"]) == ("g1", 8 * 16, len(TEXT) - 1)
 
 
-def test_a_text_is_evaluated_whole_and_a_sample_of_it_is_called_one(trained, text):
-    command = ["evaluate", trained[0] / "g1", "--data", text, "--quiet"]
-    whole = invoke(*command)
-    assert f"g1 on the whole text, {len(TEXT) - 1:,} tokens, {len(TEXT) - 1:,} bytes: loss" in whole.output
-    sample = invoke(*command, "--sequences", 8)
-    assert f"g1 on {128 / (len(TEXT) - 1):.2%} of the text, 128 tokens, 128 bytes: loss" in sample.output
-
-
 def test_shards_are_evaluated_and_observed_as_their_text_is(trained, text, tmp_path):
     model, shards, pairs = trained[0] / "g1", tmp_path / "shards", tmp_path / "pairs"
     for verb in (["evaluate", model, "--json"], ["observe", model, "--out", tmp_path / "seen", "--json", "--quiet"]):
@@ -360,25 +352,3 @@ def test_tasks_without_the_harness_name_the_extra_that_brings_it(trained, monkey
     monkeypatch.delitem(sys.modules, "tidegate.lab.models.evaluate", raising=False)
     found = invoke("evaluate", trained[0] / "g1", "--tasks", "own.yaml")
     assert (found.exit_code, "pip install 'tidegate[eval]'" in found.output) == (2, True), found.output
-
-
-# The harness takes seconds to import.
-@pytest.mark.full
-@pytest.mark.filterwarnings("default")
-def test_tasks_are_scored_in_a_table_and_as_json(trained, tmp_path):
-    data = tmp_path / "documents.jsonl"
-    data.write_text("".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines()[:9]))
-    (tmp_path / "own.yaml").write_text(
-        f"task: sums\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
-        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
-        "metric_list:\n  - metric: bits_per_byte\n"
-    )
-    command = ["evaluate", trained[0] / "none", "--tasks", tmp_path / "own.yaml", "--quiet"]
-    table = invoke(*command)
-    assert table.exit_code == 0, table.output
-    assert "bits_per_byte" in table.stdout
-    # The harness has no standard error of it.
-    assert "±" not in table.stdout
-    (score,) = json.loads(invoke(*command, "--json").stdout)["scores"]
-    assert (score["task"], score["num_samples"], score["metric"]) == ("sums", 9, "bits_per_byte")
-    assert f"{score['value']:.4f}" in table.stdout

@@ -10,7 +10,6 @@ from browser import Opened, launch_chromium, needs_chromium
 from lab_lines import diverged, lines_of, page_of, recall_lines
 from lab_runs import tampered, text_of
 from pages import SPECIAL, comparison_page
-from PIL import Image
 
 from tidegate.lab.tasks.image import image_task
 from tidegate.report import markdown_page, write_page
@@ -151,11 +150,8 @@ def test_copying_works_without_a_clipboard_of_its_own(handheld):
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
     page.locator("figure.snippet").first.get_by_role("button", name="Copy").click()
     page.get_by_role("button", name="Copied").wait_for()
-    assert page.evaluate("() => navigator.clipboard.readText()") == page_command()
-
-
-def page_command():
-    return next(panel.text for panel in comparison_page().sections[-1].panels if panel.kind == "snippet")
+    command = next(panel.text for panel in comparison_page().sections[-1].panels if panel.kind == "snippet")
+    assert page.evaluate("() => navigator.clipboard.readText()") == command
 
 
 def test_tabs_show_one_view_at_a_time_by_click_and_by_key(page):
@@ -269,13 +265,10 @@ def opened(browser, lines, tmp_path_factory):
     opened.context.close()
 
 
-def test_a_page_of_records_opens_without_complaint_and_asks_for_nothing(opened):
+def test_a_page_of_records_asks_for_nothing_and_has_every_chart_drawn_once_its_view_is_chosen(opened):
+    page = opened.page
     assert opened.complaints == []
     assert opened.foreign_requests() == []
-
-
-def test_a_page_of_records_has_every_chart_drawn_once_its_view_is_chosen(opened):
-    page = opened.page
     for tab in page.get_by_role("tab").all():
         tab.click()
         assert all(page.evaluate(SHOWN_CHARTS_ARE_DRAWN))
@@ -283,25 +276,3 @@ def test_a_page_of_records_has_every_chart_drawn_once_its_view_is_chosen(opened)
     assert len(drawn) > 10
     assert all(drawn)
     assert opened.complaints == []
-
-
-def test_a_page_of_records_shows_the_table_of_all_variants(opened, lines):
-    names = [variant.name for variant in lines[0].variants]
-    table = opened.page.locator("figure.table").first
-    assert table.locator("tbody tr th").all_inner_texts() == names
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_of_records_is_not_empty_to_the_eye(opened, scheme, tmp_path):
-    opened.page.emulate_media(color_scheme=scheme)
-    picture = tmp_path / f"{scheme}.png"
-    opened.page.screenshot(path=picture, full_page=True)
-    with Image.open(picture) as image:
-        width, height = image.size
-        colors = image.convert("RGB").getcolors(maxcolors=width * height)
-    assert width == DESKTOP["width"]
-    assert height > 3 * DESKTOP["height"]
-    assert len(colors) > 100
-    most, ground = max(colors)
-    assert most < 0.99 * width * height
-    assert (sum(ground) / 3 > 200) == (scheme == "light")

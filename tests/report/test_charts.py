@@ -5,13 +5,13 @@ from importlib import resources
 
 import plotly.graph_objects as go
 import pytest
-from pages import SPECIAL, VARIANTS, comparison_page, every_panel, intervals, length_lines
+from pages import comparison_page, every_panel
 
 from tidegate.report.charts import palette_of
 from tidegate.report.html import embedded_json
 from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
-from tidegate.report.maps import color_scale, map_figures, map_size
+from tidegate.report.maps import color_scale, map_figures
 from tidegate.report.page import Estimate, Intervals, Lines, Map, Maps, Page, Section, Series
 
 PAGE = comparison_page()
@@ -51,65 +51,8 @@ def test_plotly_knows_every_option_of_a_figure_and_the_style_sheet_its_colors(ti
     assert used <= set(re.findall(r"(--[\w-]+):", style))
 
 
-def test_a_group_has_one_color_all_over_the_page():
-    seen = {}
-    for panel in every_panel(PAGE):
-        if panel.kind != "lines":
-            continue
-        groups = {series.label: series.group for series in panel.series}
-        for trace in lines_figure(panel, PALETTE)["data"]:
-            seen.setdefault(groups.get(trace.get("meta"), trace["legendgroup"]), set()).add(trace["line"]["color"])
-    for trace in intervals_figure(intervals(), PALETTE)["data"]:
-        seen[SPECIAL if trace["name"].startswith("wide") else trace["name"]].add(trace["line"]["color"])
-    colors = [seen[name] for name in VARIANTS]
-    assert all(len(color) == 1 for color in colors)
-    assert len(set.union(*colors)) == len(VARIANTS)
-    assert PALETTE.color("none") == "var(--control)"
-
-
-def test_two_groups_never_share_both_color_and_dash():
-    names = [f"variant {k}" for k in range(20)]
-    palette = palette_of(page_of(intervals_of(*(Estimate(label=name, value=0.0) for name in names))))
-    assert len({(palette.color(name), palette.dash(name)) for name in names}) == len(names)
-
-
 def intervals_of(*items, margin=None):
     return Intervals(title="t", alternative="a", x_label="x", items=items, margin=margin)
-
-
-def test_only_bold_lines_are_in_the_legend_and_they_are_drawn_last():
-    traces = lines(
-        Series(label="mean", group="a", x=(1, 2), y=(1, 2), low=(0, 1), high=(2, 3)),
-        Series(label="seed", group="a", x=(1, 2), y=(1, 2), faint=True),
-        Series(label="other", group="b", x=(1, 2), y=(1, 2)),
-    )["data"]
-    assert [(trace["name"], trace["showlegend"]) for trace in traces] == [
-        ("mean", False),
-        ("a", False),
-        ("mean", True),
-        ("other", True),
-    ]
-    assert {trace["legendgroup"] for trace in traces if trace["name"] != "other"} == {"a"}
-
-
-def test_the_faint_lines_of_a_group_are_one_trace_with_gaps_and_its_single_points_another():
-    first, second, lone, other = (
-        Series(label=f"seed {seed}", group=group, x=x, y=x, faint=True)
-        for seed, (group, x) in enumerate((("a", (1, 2)), ("a", (3, 4, 5)), ("a", (6,)), ("b", (7, 8))))
-    )
-    traces = lines(first, second, lone, other)["data"]
-    assert [(trace["legendgroup"], trace["mode"], trace["x"]) for trace in traces] == [
-        ("a", "lines", [1, 2, None, 3, 4, 5]),
-        ("a", "markers", [6]),
-        ("b", "lines", [7, 8]),
-    ]
-    assert all(trace["y"] == trace["x"] for trace in traces)
-
-
-def test_two_bold_lines_of_a_group_differ_in_their_dash():
-    first, second = lines(*(Series(label=name, group="a", x=(1,), y=(1,)) for name in "ab"))["data"]
-    assert first["line"]["color"] == second["line"]["color"]
-    assert first["line"]["dash"] != second["line"]["dash"]
 
 
 def test_missing_numbers_are_gaps_in_a_line():
@@ -125,34 +68,6 @@ def test_a_band_is_closed_around_each_stretch_without_gaps():
     )["data"]
     assert band["x"] == [1, 2, 2, 1, None, 4, 4]
     assert band["y"] == [1, 2, 3, 2, None, 4, 5]
-
-
-def test_a_line_at_zero_and_a_marker_are_drawn_where_they_are_asked_for():
-    series = Series(label="a", group="a", x=(1, 10), y=(1, 2))
-    assert lines(series)["layout"]["shapes"] == []
-    zero, marker = lines(series, zero_line=True, marker=5.0, marker_label="here")["layout"]["shapes"]
-    assert (zero["y0"], zero["y1"], zero["xref"]) == (0, 0, "paper")
-    assert (marker["x0"], marker["x1"], marker["yref"]) == (5.0, 5.0, "paper")
-
-
-@pytest.mark.parametrize(("marker", "side"), [(2.0, "left"), (9.0, "right")])
-def test_a_marker_s_label_stands_towards_the_middle(marker, side):
-    series = Series(label="a", group="a", x=(0, None, 10), y=(1, 2, 3))
-    note = lines(series, marker=marker, marker_label="m")["layout"]["annotations"][1]
-    assert (note["x"], note["xanchor"]) == (marker, side)
-
-
-def test_a_logarithmic_axis_has_ticks_and_puts_labels_at_powers():
-    layout = lines_figure(length_lines(), PALETTE)["layout"]
-    assert layout["xaxis"]["tickvals"] == [32, 64, 128, 256, 512, 1024]
-    assert layout["xaxis"]["ticktext"][-1] == "1,024"
-    assert [note["x"] for note in layout["annotations"] if note["text"] == "training length"] == [math.log10(256)]
-
-
-@pytest.mark.parametrize(("x", "tick"), [((0, 1, 2), 1), ((0, 0.5, 1), None), ((0, 50, 100), None)])
-def test_a_few_numbered_things_have_a_tick_each_and_none_between(x, tick):
-    figure = lines(Series(label="a", group="a", x=x, y=(1.0, 2.0, 3.0)))
-    assert figure["layout"]["xaxis"].get("dtick") == tick
 
 
 def test_plotly_is_given_no_tags_and_no_templates_from_names():
@@ -194,7 +109,6 @@ def test_maps_share_one_scale():
     [
         (maps(((0.2, 0.4),), low=0.0, high=1.0), (0.0, 1.0)),
         (maps(((-0.2, 0.7),), diverging=True), (-0.7, 0.7)),
-        (maps(((-3.0, 0.7),), diverging=True), (-3.0, 3.0)),
         (maps(((0.25, 0.25),)), (-0.25, 0.75)),
         (maps(((None, None),)), (0.0, 1.0)),
         (maps(), (0.0, 1.0)),
@@ -203,16 +117,6 @@ def test_maps_share_one_scale():
 def test_a_scale_holds_all_numbers_and_is_never_empty(panel, ends):
     scale = color_scale(panel)
     assert (scale.low, scale.high) == ends
-
-
-@pytest.mark.parametrize(
-    ("columns", "has_text", "size"), [(2, True, "small"), (6, True, "medium"), (16, False, "large")]
-)
-def test_cells_show_their_numbers_where_they_are_wide_enough(columns, has_text, size):
-    panel = maps(((0.5,) * columns,) * 3)
-    (figure,) = map_figures(panel)
-    assert ("texttemplate" in figure["data"][0]) is has_text
-    assert map_size(panel) == size
 
 
 def test_embedded_json_holds_the_value_and_nothing_that_html_reads():

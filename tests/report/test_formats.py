@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import pytest
 from pages import main_table
@@ -11,12 +10,8 @@ from tidegate.report.formats import (
     map_table,
     number_text,
     numeric_columns,
-    scale_digits,
-    slug,
     typographic,
 )
-from tidegate.report.lines import log_ticks, tick_text
-from tidegate.report.maps import map_figures
 from tidegate.report.page import Column, Estimate, Map, Table, layer_head_maps
 
 
@@ -52,45 +47,8 @@ def test_an_estimate_without_an_interval_is_written_alone_and_one_without_a_valu
     assert estimate_text(item, estimate_digits([item])) == text
 
 
-@pytest.mark.parametrize(("low", "high", "digits"), [(0, 1, 2), (0, 0.3, 2), (0, 0.05, 3), (-40, 60, 0), (1, 1, 2)])
-def test_a_scale_tells_a_hundred_values_apart(low, high, digits):
-    assert scale_digits(low, high) == digits
-
-
 def test_a_minus_sign_replaces_hyphens_before_numbers_only():
     assert typographic("-0.1 to -.2, g1-3, 2024-01") == "\u22120.1 to \u2212.2, g1-3, 2024-01"
-
-
-def test_a_slug_has_letters_digits_and_hyphens():
-    assert [slug("What the gates do?"), slug("×")] == ["what-the-gates-do", "part"]
-
-
-def test_few_values_of_a_logarithmic_axis_are_its_ticks():
-    assert log_ticks((64, None, 32, 128, 0, -1, 64)) == [32, 64, 128]
-
-
-@pytest.mark.parametrize("top", [1.3, 4.0, 30.0, 2e3, 7e8])
-def test_a_logarithmic_axis_has_some_ticks_and_not_many_all_within_its_values(top):
-    values = [top ** (k / 50) for k in range(51)]
-    ticks = log_ticks(values)
-    assert 2 <= len(ticks) <= 12
-    assert ticks == sorted(set(ticks))
-    assert 1 <= ticks[0] < ticks[-1] <= top
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1024, "1,024"),
-        (20_000, "20k"),
-        (5e6, "5M"),
-        (0.25, "0.25"),
-        (2e-7, "2e-07"),
-        (0, "0"),
-    ],
-)
-def test_a_tick_is_short(value, text):
-    assert tick_text(value) == text
 
 
 def marked(values, better):
@@ -130,20 +88,3 @@ def test_a_map_is_a_table_too():
         ["layer 0", "0.12", ""],
         ["layer 1", "1.00", ""],
     ]
-
-
-def test_named_rows_and_columns_of_a_map_have_their_names():
-    map_ = Map(label="g1", values=((0.1, 0.2), (0.3, 0.4)))
-    panel = replace(
-        layer_head_maps("title", "difference", {"g1": map_.values}),
-        row_label="init",
-        column_label="rate",
-        row_names=("0.02", "torch"),
-        column_names=("0.001", "0.002"),
-    )
-    table = map_table(map_, panel, digits=2)
-    assert [column.title for column in table.columns] == ["", "rate 0.001", "rate 0.002"]
-    assert [row[0] for row in table.rows] == ["init 0.02", "init torch"]
-    (figure,) = map_figures(replace(panel, maps=(map_,)))
-    assert figure["layout"]["xaxis"]["ticktext"] == ["0.001", "0.002"]
-    assert figure["data"][0]["customdata"][1][0] == ["torch", "0.001"]

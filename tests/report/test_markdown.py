@@ -29,11 +29,6 @@ def test_every_row_of_a_table_has_its_columns():
     assert all(len({columns(line) for line in table}) == 1 for table in found)
 
 
-def test_the_main_table_is_written_with_its_digits():
-    assert "| g1 | 221,696 | +3.84 | 6.6 | **1.5235** | 0.0117 | **2.1980** | -0.0312 |" in TEXT
-    assert "| loss (nats/byte) |" in TEXT
-
-
 def test_names_are_shown_as_they_are():
     code = re.compile(r"`{3,}.*?`{3,}\n", re.DOTALL)
     assert ESCAPED in TEXT

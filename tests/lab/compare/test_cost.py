@@ -47,13 +47,6 @@ def test_a_measurement_of_two_variants(task, tmp_path, monkeypatch):
     assert file.read() == [costs]
 
 
-@pytest.mark.full
-def test_a_wider_variant_has_a_higher_peak(task):
-    costs = measure_costs(two_variants(task), control="none", request="", rounds=2)
-    control, wide = costs.items
-    assert wide.peak_bytes > control.peak_bytes > 0
-
-
 def test_the_cache_holds_keys_and_values_of_every_layer(task, unweighed):
     model = model_of("none", num_heads=4, num_kv_heads=2)
     runs = {"none": run_of(task, model=model)}

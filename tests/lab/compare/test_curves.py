@@ -2,7 +2,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from lab_lines import diverged, recall_lines, with_seeds
+from lab_lines import diverged, with_seeds
 from lab_runs import tampered
 
 from tidegate.lab.compare.curves import difference_panel, length_panel, loss_views
@@ -74,14 +74,6 @@ class TestDifference:
                 assert line.y[k] == pytest.approx(fmean(differences))
                 assert (line.low[k], line.high[k]) == pytest.approx(t_interval(differences))
 
-    def test_with_a_gap_keeps_every_other_point_where_it_was(self, compared):
-        whole = bold(difference_panel(summarise(compared)))["g1"]
-        gapped = bold(difference_panel(summarise(tampered(compared, "g1", with_gap(1)))))["g1"]
-        assert gapped.x == whole.x
-        others = [k for k in range(len(whole.x)) if k != 1]
-        assert [gapped.y[k] for k in others] == [whole.y[k] for k in others]
-        assert gapped.y[1] != whole.y[1]
-
     def test_with_a_gap_in_every_run_has_a_gap_there_and_bands_around_it(self, compared):
         lines = compared
         for block in range(3):
@@ -114,25 +106,6 @@ class TestLength:
             beyond = fmean(y for x, y in zip(line.x, line.y, strict=True) if x > 16)
             assert f"{name} {beyond:.3f}" in panel.alternative
 
-    def test_of_recall_begins_beyond_the_training_length(self):
-        panel = length_panel(summarise(recall_lines()))
-        assert min(x for line in panel.series for x in line.x) > panel.marker == 6
-
-    def test_with_nothing_beyond_has_no_means(self, compared):
-        near = [
-            replace(line, loss_by_position=((4.0, 1.0), (12.0, 1.0))) if isinstance(line, Record) else line
-            for line in compared
-        ]
-        assert length_panel(summarise(near)).alternative.endswith("in nats: none.")
-
     def test_has_no_panel_where_no_run_has_it(self, compared):
         short = [replace(line, loss_by_position=()) if isinstance(line, Record) else line for line in compared]
         assert length_panel(summarise(short)) is None
-
-    def test_leaves_a_run_without_it_out_of_the_mean(self, compared):
-        summary = summarise(tampered(compared, "g1", lambda record: replace(record, loss_by_position=())))
-        panel = length_panel(summary)
-        ended = summary.variants[1].records[1:]
-        losses = zip(*([loss for _, loss in record.loss_by_position] for record in ended), strict=True)
-        assert "g1, seed 0" not in faint(panel)
-        assert bold(panel)["g1"].y == pytest.approx([fmean(column) for column in losses])

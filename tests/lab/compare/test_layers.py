@@ -17,13 +17,6 @@ def layer(free, values, predicted):
     return LayerGauge(layer="0", free=free, predicted=predicted, singular_values=tuple(map(tuple, values)))
 
 
-def test_of_each_variant_the_first_model_is_shown(compared):
-    bent, free = (section.panels for section in sections(compared))
-    layers = [(name, place) for name in ("none", "g1", "bma-query") for place in (0, 1)]
-    assert [row[:2] for row in bent[-1].rows] == [row[:2] for row in free[0].rows] == layers
-    assert [row[3:6] for row in free[0].rows] == [(64, 64, 64)] * 2 + [(8, 8, 8)] * 4
-
-
 def test_free_directions_stand_beside_the_theory_and_the_others_have_a_hold(compared):
     none = layer((4, 4), [[0.0] * 4] * 2, 4)
     gated = layer((2, 1), [[0.4, 0.2, 0.0, 0.0], [0.6, 0.4, 0.1, 0.0]], 2)

@@ -2,12 +2,11 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from lab_lines import diverged, lines_of
+from lab_lines import diverged
 from lab_runs import tampered
 
 from tidegate.lab.compare.mechanism import mechanism_panels
 from tidegate.lab.compare.summary import summarise
-from tidegate.lab.tasks.image import image_task
 from tidegate.lab.training.records import Record
 from tidegate.torch.observing import CLOSED_BELOW, statistic_names
 
@@ -124,20 +123,6 @@ def test_without_gates_nothing_is_said_of_them(compared):
     assert "gates' gradient norm" not in views[COURSES]
 
 
-def test_where_all_gated_runs_diverged_no_end_is_told(compared):
-    course = views_of(without(without(compared, "g1"), "bma-query"))[COURSES]["gates' gradient norm"]
-    assert all(series.faint for series in course.series)
-
-
 def test_runs_that_were_not_observed_have_no_panels(compared):
     bare = [replace(line, observations=()) if isinstance(line, Record) else line for line in compared]
     assert views_of(bare) == {}
-
-
-def test_several_sites_have_a_map_each_and_images_are_counted_as_such():
-    lines = lines_of(image_task(), "none,both=g1+g2", num_seeds=1, batch_size=16)
-    views, record = views_of(lines), summarise(lines).variants[1].records[0]
-    assert list(maps_of(views[GATES]["mean gate"])) == [
-        f"both, {site}" for site in sorted(record.observations[-1].gates)
-    ]
-    assert {view.x_label for view in views[COURSES].values()} == {"images seen (millions)"}

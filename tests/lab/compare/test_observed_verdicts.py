@@ -2,7 +2,7 @@ from dataclasses import replace
 from statistics import fmean, pvariance
 
 import pytest
-from lab_lines import diverged, replanned, with_seeds
+from lab_lines import diverged, replanned
 from lab_runs import tampered
 
 from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
@@ -135,40 +135,6 @@ def test_a_diverged_run_leaves_its_variant_without_a_verdict_and_the_others_with
         assert found[name]["bma-query"].low is not None
 
 
-def test_a_variant_that_always_diverged_is_no_part_of_it(compared):
-    lines = compared
-    for block in range(3):
-        lines = tampered(lines, "g1", diverged, block=block)
-    assert {variant for figure in by_figure(lines).values() for variant in figure} == {"bma-query"}
-
-
-def test_a_control_that_diverged_leaves_nothing_but_slopes_to_judge(compared):
-    table = panel(tampered(compared, "none", diverged))
-    assert {row[0] for row in table.rows if row[2] != "no verdict"} <= {SLOPE}
-    assert "the baseline, none, has no value in 1 of 3 runs." in table.note
-
-
-def test_two_seeds_give_means_and_no_verdict(compared):
-    table = panel(with_seeds(compared, 2))
-    assert table.title == "No verdicts on the observed metrics"
-    assert {row[2] for row in table.rows} == {"no verdict"}
-    assert all(row[4] is not None for row in table.rows)
-    assert "a verdict needs at least 3 seeds, got 2." in table.note
-
-
-def test_spikes_that_no_run_has_have_no_interval(compared):
-    lines = everywhere(compared, lambda record: replace(record, num_spikes=0))
-    assert {result.verdict for result in by_figure(lines)["loss spikes"].values()} == {"no significant difference"}
-    assert "No interval for loss spikes (g1, bma-query): the values are equal in every run." in panel(lines).note
-
-
-def test_a_figure_that_is_the_same_under_every_seed_gets_no_verdict(compared):
-    ranks = {"none": 3.0, "g1": 4.0, "bma-query": 5.0}
-    lines = everywhere(compared, observing(lambda r, _: {"effective_rank": (1.0, ranks[r.run.variant])}))
-    assert {result.verdict for result in by_figure(lines)["rank of the stream"].values()} == {"no verdict"}
-    assert "no noise to estimate" in panel(lines).note
-
-
 def token_share(means, spreads):
     tokens, heads = fmean(spread**2 for spread in spreads), pvariance(means)
     return tokens / (tokens + heads)
@@ -205,19 +171,6 @@ def test_several_sites_have_a_slope_each_and_what_reads_nothing_has_none(compare
     assert list(by_figure(lines)[SLOPE]) == ["g1", "bma-query, value", "bma-query, output"]
     blind = with_gates(compared, "output:nothing", output=ROWS)
     assert list(by_figure(blind)[SLOPE]) == ["g1"]
-
-
-def test_one_layer_has_no_slope(compared):
-    short = {name: rows[:1] for name, rows in ROWS.items()}
-    assert list(by_figure(with_gates(compared, "bma-query", output=short))[SLOPE]) == ["g1"]
-
-
-def test_a_task_that_asks_nothing_within_the_training_length_has_no_loss_there(compared):
-    length = compared[0].task.length
-    far = everywhere(
-        compared, lambda r: replace(r, loss_by_position=tuple(pair for pair in r.loss_by_position if pair[0] > length))
-    )
-    assert list(by_figure(far)) == [name for name in FIGURES if name != "loss within training length"]
 
 
 def test_runs_without_anything_on_record_are_not_judged(compared):

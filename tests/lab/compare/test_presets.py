@@ -6,7 +6,7 @@ from tidegate.config import TransformerConfig, VisionConfig
 from tidegate.gates import Gates
 from tidegate.lab.compare.design import num_parameters
 from tidegate.lab.compare.fairness import TOKENS_PER_PARAMETER
-from tidegate.lab.compare.presets import PRESETS, Preset
+from tidegate.lab.compare.presets import PRESETS
 from tidegate.lab.tasks.catalogue import make_task
 
 CASES = [(kind, name) for kind in PRESETS for name in PRESETS[kind]]
@@ -57,14 +57,3 @@ def test_no_language_model_is_called_under_trained_by_its_page():
 def test_a_budget_of_its_own_is_rounded_to_whole_steps_and_is_at_least_one():
     preset, task, _ = prepared("lm", "tiny")
     assert [preset.training(task, budget).steps for budget in (1, 2048, 5000, 20_480)] == [1, 1, 2, 10]
-
-
-@pytest.mark.parametrize(("size", "patch"), [(32, 4), (8, 2), (28, 4), (10, 2), (9, 1)])
-def test_patches_divide_the_image(size, patch):
-    class Images:
-        facts = {"image_size": size, "channels": 3}  # noqa: RUF012
-        vocab_size = 7
-
-    preset = Preset(d_model=16, num_layers=1, num_heads=2, batch_size=1, budget=1, lr=1e-3)
-    model = preset.model(make_task("image"), Images(), Gates())
-    assert (model.patch_size, model.image_size, model.num_classes) == (patch, size, 7)

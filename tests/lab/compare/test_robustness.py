@@ -71,20 +71,6 @@ def test_an_incomplete_grid_has_no_map(compared, is_left_out):
     ]
 
 
-def test_the_page_draws_it_by_name_with_intervals_and_sentences(compared):
-    lines, *_ = trials(compared)
-    section = next(
-        section
-        for section in page_of(lines).sections
-        if section.title == "Robustness to learning rate and initialization"
-    )
-    prose, maps, table, tolerance = section.panels
-    assert prose.paragraphs[0].startswith("g1")
-    assert (maps.row_names, maps.column_names) == (("0.02", "torch"), ("0.005", "0.01", "0.02"))
-    assert {map_.label for map_ in maps.maps} == {"g1", "bma-query"}
-    assert (len(table.rows), len(tolerance.rows)) == (2 * 6, 3)
-
-
 def lowest(variant, block, rate, start):
     return 2.0 + 0.1 * block + (variant == "g1") + 0.5 * (start == "torch") + abs(rate - 1)
 

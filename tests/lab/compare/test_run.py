@@ -14,7 +14,7 @@ from tidegate.lab.compare.summary import summarise
 from tidegate.lab.compare.variants import parse_variants
 from tidegate.lab.tasks.text import TextData
 from tidegate.lab.training import train
-from tidegate.lab.training.events import Ended, Notice, Phase, Progress
+from tidegate.lab.training.events import Ended, Phase, Progress
 from tidegate.lab.training.executors.executor import SerialExecutor
 from tidegate.lab.training.records import Costs, Grid, LayerMeasurements, Plan, Record, RecordFile
 from tidegate.lab.training.run import Training
@@ -161,17 +161,6 @@ class TestTheFile:
         assert num_reads == 1
         assert RecordFile(records_path(folder)).read() == lines
 
-    def test_events_tell_of_every_run(self, task, tmp_path, miniatures):
-        told = []
-        compared(request_of(task, budget=2 * STEP), tmp_path / "out", on_event=told.append)
-        assert told[0] == Phase(name="measuring costs", num_runs=0)
-        assert isinstance(told[1], Notice)
-        assert told[1].text.startswith("This trains 6 comparison runs")
-        assert told[2] == Phase(name="comparing", num_runs=6)
-        assert [type(event) for event in told[3:-1]] == [Progress, Progress, Ended] * 6
-        assert told[-1] == Phase(name="measuring layers", num_runs=0)
-        assert {event.status for event in told if isinstance(event, Ended)} == {"finished"}
-
 
 class TestALineThatIsRemoved:
     """What the error of a damaged line tells a user to do."""
@@ -221,10 +210,7 @@ class TestAFolder:
             {"num_seeds": 4},
             {"budget": 2 * STEP},
             {"match": "params"},
-            {"grid": TRIED},
-            {"margin": 0.01},
             {"preset": "small"},
-            {"variants": parse_variants("none,g1")},
             {"variants": parse_variants("none,bma@lr=1e-3")},
             {"variants": parse_variants("bma,none")},
         ],
@@ -252,11 +238,6 @@ class TestAFolder:
         with rejects("data") as rejected:
             compared(request_of(replace(task, source=str(tmp_path / "gone.txt"))), tmp_path / "out")
         assert "gone.txt" in str(rejected.value.got)
-        assert not (tmp_path / "out").exists()
-
-    def test_is_not_made_for_options_that_training_refuses(self, task, tmp_path, miniatures):
-        with rejects("lr"):
-            compared(request_of(task, "none,bma@lr=-1"), tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
 

@@ -7,13 +7,11 @@ from torch import nn
 
 from tidegate.geometry import GeometryError, input_chart, sectional_curvature
 from tidegate.lab.models.curvature import model_curvature
-from tidegate.lab.models.curvature_panels import curvature_panels
 from tidegate.lab.models.language_models import LanguageModel, load_language_model
 from tidegate.lab.training.measurements import Sampling
 from tidegate.torch import TransformerConfig, TransformerLM, save_model
 
 TINY = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
-FEW = Sampling(num_positions=2, num_planes=3)
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +105,3 @@ def test_a_layer_without_a_second_derivative_is_named():
 def test_blocks_without_a_known_attention_are_rejected_with_a_remedy():
     with rejects("model", hint="part='block'"):
         model_curvature(toy([Affine()]), torch.tensor([[1, 2, 3]]))
-
-
-def test_a_sample_has_at_least_one_plane():
-    with rejects("num_planes"):
-        Sampling(num_planes=0)
-
-
-def test_panels_show_models_side_by_side(saved):
-    measured = model_curvature(load_language_model(saved), torch.arange(8)[None], FEW)
-    views, table = curvature_panels({"one": measured, "other": measured})
-    assert [series.label for series in views.views[0].panel.series] == ["one", "other"]
-    assert len(table.rows) == 4
-    assert curvature_panels({}) == ()

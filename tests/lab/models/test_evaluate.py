@@ -181,21 +181,6 @@ class TestHarness:
         assert score.error is not None
         assert "fatal" not in capfd.readouterr().err
 
-    @pytest.mark.parametrize(("asked", "found"), [(None, 0), (2, 2)])
-    def test_num_fewshot_applies_unless_a_task_sets_0(self, documents, tmp_path, asked, found):
-        from tidegate.lab.models.evaluate import _load_tasks
-
-        write_tasks(tmp_path, documents)
-        with_zero = (tmp_path / "choice.yaml").read_text()
-        without = with_zero.replace("num_fewshot: 0\n", "").replace("own_choice", "own_free")
-        (tmp_path / "free.yaml").write_text(without)
-        files = [str(tmp_path / name) for name in ("choice.yaml", "free.yaml")]
-        loaded = _load_tasks(files, asked)["tasks"]
-        assert {name: task.get_config("num_fewshot") for name, task in loaded.items()} == {
-            "own_choice": 0,
-            "own_free": found,
-        }
-
     @pytest.mark.parametrize("task", ["nothing/here.yaml", "no-such-task", "."])
     def test_an_unknown_task_is_named(self, model, task, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -214,12 +199,6 @@ class TestHarness:
         assert generated(model, "", max_gen_toks=4) == generated(model, "\n", max_gen_toks=4)
         with rejects("max_gen_toks"):
             generated(model, "a", max_gen_toks=LENGTH)
-
-    @pytest.mark.parametrize(("num_context", "room"), [(4, LENGTH - 4), (LENGTH, LENGTH // 4), (100, LENGTH // 4)])
-    def test_without_a_number_most_of_the_context_stays(self, model, num_context, room):
-        text = SOURCE[:num_context]
-        found = generated(model, text)
-        assert found == generated(model, text[-(LENGTH - room) :], max_gen_toks=room)
 
     def test_a_temperature_samples_unless_the_task_sets_do_sample_to_false(self, model):
         greedy = generated(model, "import ", max_gen_toks=12)

@@ -81,14 +81,6 @@ def test_curves_are_means_over_the_heads_of_a_layer():
         assert line.y == pytest.approx([fmean(values) for values in zip(*one.by_position["entropy"], strict=True)])
 
 
-def test_seven_of_many_layers_have_a_curve_including_the_first_and_last():
-    seen = observation(*map(layer, range(20)))
-    panel = views_of(seen, "Attention", "By position of the query")["first-key mass"]
-    labels = [line.label for line in panel.series]
-    assert len(set(labels)) == 7
-    assert (labels[0], labels[-1]) == ("layer 0", "layer 19")
-
-
 def test_distributions_are_shares_of_all_queries_of_a_layer():
     views = views_of(observation(layer(0)), "Attention", "Distribution over queries")
     for name, middle in (("first-key mass", 0.125), ("effective keys", math.sqrt(32))):
@@ -135,13 +127,6 @@ def test_long_curves_are_averaged_and_keep_their_mean():
     assert short.positions == tuple(range(3, 1024, 8))
     for name in STATISTICS:
         assert fmean(short.by_position[name][1]) == pytest.approx(fmean(whole.by_position[name][1]))
-
-
-def test_a_layer_without_positions_has_no_curve():
-    seen = observation(layer(0, length=0), layer(1))
-    assert Observation.from_json(json.dumps(page_of(seen).data["observation"])) == seen
-    (line,) = views_of(seen, "Attention", "By position of the query")["entropy (nats)"].series
-    assert line.label == "layer 1"
 
 
 def test_a_page_is_written_even_if_numbers_are_not_finite(tmp_path):

@@ -28,12 +28,6 @@ def test_batches_of_windows_give_the_same_as_observe(model, windows):
     assert model_observation(model, windows, batch_size=2, keys=2, heat=True) == watcher.observation()
 
 
-def test_progress_is_reported_after_every_batch(model, windows):
-    events = []
-    model_observation(model, windows, batch_size=2, tell=lambda event: events.append((event.done, event.total)))
-    assert events == [(0, 5), (2, 5), (4, 5), (5, 5)]
-
-
 @pytest.mark.parametrize("keys", [0, 9])
 def test_the_key_set_fits_the_windows(model, windows, keys):
     with rejects("keys"):

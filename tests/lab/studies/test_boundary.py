@@ -151,16 +151,6 @@ def planted(accuracy):
     return BoundaryResult(options=options, num_parameters={}, trials=tuple(trials), differences=(), correlations=())
 
 
-def test_a_gain_on_one_task_alone_is_said_of_that_task():
-    result = planted(lambda variant, task, seed: 0.7 + 0.2 * (variant == "bma" and task == "shells") + 0.001 * seed)
-    bent = nonlinear_gains(result)
-    assert bent.decisive == "shells"
-    assert [each.value for each in bent.without] == pytest.approx([0, 0])
-    words = finding(result)
-    assert "xor: no difference; shells: bma +0.200." in words
-    assert "Without shells, where they differ most: tanh +0.000 (+0.000 … +0.000); bma +0.000" in words
-
-
 def test_the_correlation_is_given_at_every_level():
     # On xor curvature goes with errors, on shells with success, and more so: the signs of the levels differ.
     result = planted(

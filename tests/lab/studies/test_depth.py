@@ -10,7 +10,6 @@ from tidegate.lab.studies.depth.run import (
     DepthOptions,
     finding,
     fit_growth,
-    random_stack,
     run_depth,
     structured_stack,
 )
@@ -93,9 +92,3 @@ def test_the_structured_stack_is_one_layer_with_equal_weights_that_turns_the_str
     # A quarter turn: what is added at the first position is at a right angle to it, and a quarter as long.
     assert_close(first(x)[0] @ x[0], torch.zeros((), dtype=torch.float64))
     assert_close(first(x)[0].norm(), 0.25 * x[0].norm())
-
-
-def test_layers_of_the_random_stack_differ():
-    x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 6)))
-    first, second = random_stack("bma", 2, x, SMALL, 0)
-    assert not torch.equal(first.W_Q, second.W_Q)

@@ -9,9 +9,7 @@ from tidegate.geometry import gaussian_curvature
 from tidegate.lab.studies.flat_or_curved import view
 from tidegate.lab.studies.flat_or_curved.run import (
     CHARTS,
-    ChartCell,
     FlatOrCurvedOptions,
-    FlatOrCurvedResult,
     finding,
     random_layer,
     run_flat_or_curved,
@@ -64,41 +62,8 @@ def test_slices_of_the_query_chart_bend_without_a_gate(result):
     assert not cell.flat
 
 
-def test_quantiles_are_in_order_and_the_largest_bounds_them(result):
-    for cell in result.cells:
-        assert list(cell.quantiles) == sorted(cell.quantiles)
-        assert max(map(abs, cell.quantiles)) <= cell.largest
-
-
 def test_the_finding_names_what_is_flat(result):
     assert "The weight chart is flat to rounding error with none, bma, output:output:head and" in finding(result)
-
-
-def test_the_finding_counts_the_gates_under_which_slices_spread_more_widely_than_without():
-    def cell(gate, strength, chart, reach):
-        return ChartCell(
-            gate=gate,
-            strength=strength,
-            chart=chart,
-            tangent="plane",
-            count=4,
-            quantiles=(-reach, -0.1, 0.0, 0.1, reach),
-            positive=0.5,
-            largest=reach,
-        )
-
-    reaches = {"none": {0.0: 1.0}, "g1": {0.5: 0.8, 2.0: 1.2}, "bma": {0.5: 1.1, 2.0: 1.3}}
-    options = FlatOrCurvedOptions(gates=("none", "g1", "bma"), strengths=(0.5, 2.0))
-    cells = [
-        cell(gate, strength, chart, reach)
-        for gate, by_strength in reaches.items()
-        for strength, reach in by_strength.items()
-        for chart in CHARTS
-    ]
-    cap = measure_cap("by hand", cap_chart(three_features()), 3, num_points=4)
-    planted = FlatOrCurvedResult(options=options, cells=tuple(cells), caps=(cap,), head_grain=0.0)
-    words = "at the strengths 0.5, 2: query chart 1, 2, input chart 1, 2, depth chart 1, 2."
-    assert words in finding(planted)
 
 
 def test_without_an_ungated_layer_the_study_has_a_page_and_nothing_to_compare_with():

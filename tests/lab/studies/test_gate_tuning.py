@@ -6,12 +6,9 @@ from tidegate.lab.studies.gate_tuning.run import (
     CONTROL,
     REMEDIES,
     GateTuningOptions,
-    ModelFigures,
     Remedy,
-    finding,
     run_gate_tuning,
 )
-from tidegate.lab.studies.intervals import SeedMean
 
 TINY = GateTuningOptions(
     hidden_size=16,
@@ -90,14 +87,3 @@ def test_changes_are_differences_of_the_means(result):
         if row is not control:
             expected = mean(row.measured, "loss") - mean(control.measured, "loss")
             assert row.against_control.value == pytest.approx(expected)
-
-
-def test_the_finding_names_the_best_remedy_and_says_where_nothing_is_shown(result):
-    none = SeedMean(value=0.0, low=-0.1, high=0.1)
-    clear = SeedMean(value=-0.5, low=-0.6, high=-0.4)
-    measured = (ModelFigures(loss=1.0, sink=0.1, strongest=0.3, movement=0.2),) * 2
-    rows = [dataclasses.replace(row, loss=none, sink=none, measured=measured) for row in result.rows]
-    rows[1] = dataclasses.replace(rows[1], loss=clear)
-    said = finding(dataclasses.replace(result, rows=tuple(rows)))
-    assert f"“{REMEDIES[1].name}” changes the loss most, by -0.5000 (-0.6000 … -0.4000)" in said
-    assert "attention to the start token by +0.0000 (-0.1000 … +0.1000, which includes 0)" in said

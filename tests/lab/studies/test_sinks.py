@@ -2,12 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lab.studies.sinks import STUDY, view
+from tidegate.lab.studies.sinks import STUDY
 from tidegate.lab.studies.sinks.run import (
     SinksOptions,
     SinksResult,
     TrainedModel,
-    finding,
     heads_of,
     run_sinks,
     shares_of,
@@ -47,19 +46,6 @@ def test_shares_are_means_over_heads_and_seeds_and_make_up_the_whole():
 
 def test_even_weights_have_the_mean_of_one_over_the_number_of_keys_on_the_first():
     assert RESULT.even_share == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
-
-
-def test_the_finding_names_the_sink_only_where_there_is_one():
-    none, sink = (part for part in finding(RESULT).split(";") if "first key (" in part)
-    assert "0.275 on the first key (0.500 in the strongest head), contribution 0.200, loss" in none
-    assert "0.600 on the sink" in sink
-
-
-def test_the_table_leaves_the_sink_empty_where_there_is_none():
-    (section,) = view(RESULT)
-    (table,) = section.panels
-    assert [row[4] for row in table.rows] == pytest.approx([None, 0.6])
-    assert [row[5] for row in table.rows] == pytest.approx([0.725, 0.3])
 
 
 def test_heads_that_have_learned_nothing_spread_their_weight_evenly():

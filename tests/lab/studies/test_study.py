@@ -1,6 +1,5 @@
 import json
 import shlex
-from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,12 +37,6 @@ def answered(request):
     result = study.run(options, tell=events.append)
     assert result.options == options
     return study, result, events
-
-
-def test_options_and_results_are_data(answered):
-    study, result, *_ = answered
-    assert is_dataclass(study.options)
-    assert type(result) is study.result
 
 
 def test_every_part_is_reported_from_its_beginning_to_its_end(answered):

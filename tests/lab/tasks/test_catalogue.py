@@ -57,8 +57,6 @@ def test_a_source_reaches_the_task(tmp_path):
     ("kind", "field", "value"),
     [
         ("image", "tokenizer", "bpe:4096"),
-        ("image", "field", "text"),
-        ("image", "length", 64),
         ("image", "final_tokens", 64),
         ("recall", "data", "corpus.txt"),
         ("recall", "length", 50),

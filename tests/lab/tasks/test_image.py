@@ -77,11 +77,6 @@ def test_training_images_are_standardised_by_their_own_statistics():
     assert abs(float(whole(data.validation())[0].mean())) > 1e-4
 
 
-def test_the_size_of_digits_is_fixed():
-    with rejects("image_size"):
-        image_task(image_size=16)
-
-
 def test_digits_without_their_package_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with rejects("data", hint="scikit-learn: pip install 'tidegate[lab]'"):
@@ -242,12 +237,6 @@ def test_a_broken_image_is_named(folder):
     with rejects("data", hint="remove it") as rejected:
         image_task(str(folder))
     assert rejected.value.got == folder / "cat" / "broken.png"
-
-
-def test_images_without_their_package_say_what_to_install(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with rejects("data", hint="pillow: pip install 'tidegate[lab]'"):
-        image_task(str(folder))
 
 
 @pytest.mark.parametrize(

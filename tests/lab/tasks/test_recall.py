@@ -1,7 +1,3 @@
-import json
-import math
-import pickle
-
 import pytest
 import torch
 from errors import rejects
@@ -75,23 +71,6 @@ def test_long_examples_have_four_times_the_pairs_if_there_are_keys_for_them():
     assert (targets != NO_TARGET).sum(dim=1).tolist() == [12] * len(inputs)
     assert targets[0, 32:].tolist() == answers(RecallTask(num_pairs=16), inputs[0])
     assert RecallTask(num_pairs=4, num_keys=15).load().long() is None
-
-
-def test_chance_knows_that_targets_are_values_and_examples_never_end():
-    data = RecallTask(num_values=7).load()
-    assert data.chance_loss == math.log(7)
-    assert data.num_training_examples is None
-
-
-def test_a_task_is_json_and_survives_pickling():
-    task = RecallTask(num_queries=2)
-    assert pickle.loads(pickle.dumps(task)) == task
-    assert task.to_dict() == task.to_dict(location=False)
-    facts = task.load().facts
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["length"] == 34
-    assert task.load().bytes_per_token is None
-    assert "then 2 queried keys" in task.load().description
 
 
 @pytest.mark.parametrize(

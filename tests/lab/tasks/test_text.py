@@ -1,5 +1,3 @@
-import json
-import math
 import pickle
 import tracemalloc
 from dataclasses import replace
@@ -9,8 +7,6 @@ import pytest
 import torch
 from errors import rejects
 
-from tidegate.lab.tasks.source import read_corpus
-from tidegate.lab.tasks.streams import hold_out
 from tidegate.lab.tasks.text import TextTask, text_task
 
 
@@ -70,27 +66,11 @@ def test_no_training_window_holds_a_held_out_line(folder, sentences):
     assert not [line for line in whole if line in seen]
 
 
-def test_whole_documents_are_held_out_where_there_are_several(folder):
-    split = hold_out(read_corpus(str(folder), None).documents, share=0.05, at_least=129)
-    sizes = [sum(len(document.content) for document in side) for side in split[:2]]
-    assert 0.04 < sizes[1] / sum(sizes) < 0.11
-    assert {*split.training, *split.held_out} == {*read_corpus(str(folder), None).documents}
-    assert "of 40 documents" in split.rule
-
-
 def test_a_single_document_gives_its_end(text_file):
     data = text_task(str(text_file)).load()
     content = text_file.read_bytes()
     assert content.find(held_out_text(data)) == round(0.95 * len(content))
     assert data.facts["held_out"] == "the last 5 % of the document"
-
-
-def test_short_text_still_holds_out_a_window(tmp_path):
-    path = tmp_path / "short.txt"
-    path.write_bytes(b"x" * 299)
-    facts = text_task(str(path), length=128).load().facts
-    assert facts["num_held_out_tokens"] == 130
-    assert facts["num_training_tokens"] == 171
 
 
 def test_validation_windows_are_the_same_each_time_do_not_overlap_and_keep_to_the_budget(text_file):
@@ -131,14 +111,6 @@ def test_long_rows_are_four_times_as_long_or_there_are_none(text_file):
 # Sizes
 
 
-def test_chance_is_one_of_the_vocabulary_and_examples_are_tokens(text_file, token_file):
-    text, tokens = text_task(str(text_file)).load(), text_task(str(token_file)).load()
-    assert text.chance_loss == math.log(256)
-    assert tokens.chance_loss == math.log(777)
-    assert text.num_training_examples == round(0.95 * text_file.stat().st_size) + 1
-    assert tokens.num_training_examples == 4750
-
-
 def test_text_takes_at_most_twice_its_size(tmp_path):
     path = tmp_path / "large.txt"
     path.write_bytes(b"a line of text\n" * 400_000)
@@ -167,11 +139,6 @@ def test_the_same_text_elsewhere_is_the_same_task_but_for_its_location(folder, t
     assert before.to_dict() != after.to_dict()
     assert before.to_dict(location=False) == after.to_dict(location=False)
     assert before.to_dict(location=False)["kind"] == "lm"
-
-
-def test_facts_are_json(text_file, token_file):
-    for data in (text_task(str(text_file)).load(), text_task(str(token_file)).load()):
-        assert json.loads(json.dumps(data.facts)) == data.facts
 
 
 def test_changed_text_is_refused(text_file, sentences):

@@ -69,14 +69,6 @@ def test_other_tokenizers_are_refused(spelling, text_file):
         text_task(str(text_file), tokenizer=spelling)
 
 
-def test_byte_pairs_want_utf8(tmp_path):
-    path = tmp_path / "latin.txt"
-    path.write_bytes("é".encode("latin-1") * 3000)
-    assert text_task(str(path)).load().vocab_size == 256
-    with rejects("tokenizer", hint="latin.txt, which has an invalid byte at 0"):
-        text_task(str(path), tokenizer="bpe:300").load()
-
-
 class Spy:
     """Stands in for the library: a token is a character, and every call is remembered."""
 

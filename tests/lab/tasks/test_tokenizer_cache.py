@@ -106,13 +106,6 @@ def test_a_full_disk_leaves_nothing_behind(cache_folder, monkeypatch):
     assert as_lists(merged_tokens(TRAINING, HELD_OUT, 280)) == made
 
 
-def test_without_a_place_named_tokens_lie_in_the_home(monkeypatch, tmp_path):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    merged_tokens(TRAINING, HELD_OUT, 280)
-    assert len(files_of(tmp_path / ".cache")) == 2
-
-
 def test_a_user_without_a_home_learns_each_time(monkeypatch, tmp_path, trainings):
     def refuse(_path):
         raise RuntimeError("Could not determine home directory.")

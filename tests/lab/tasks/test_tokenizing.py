@@ -247,13 +247,6 @@ class TestASourceThatCannotBeOpened:
             tokenize(str(text), tmp_path / "out")
         assert files_in(tmp_path / "out") == before
 
-    def test_because_of_its_field_leaves_no_folder(self, tmp_path):
-        lines = tmp_path / "lines.jsonl"
-        lines.write_text(json.dumps({"body": TEXT}) + "\n")
-        with rejects("field"):
-            tokenize(str(lines), tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-
 
 def test_processes_write_what_one_process_does(text, tmp_path):
     in_processes = tokenize(str(text), tmp_path / "two", tokenizer="bpe:300", num_processes=2, shard_bytes=4096)
