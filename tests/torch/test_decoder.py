@@ -75,16 +75,6 @@ def test_the_head_is_the_embedding_where_they_are_tied(tied):
     assert_close(model(tokens), features @ head.T)
 
 
-@over(gate=PRESET, positions=axis(POSITIONS))
-def test_tokens_in_chunks_with_a_cache_equal_all_at_once(gate, positions):
-    model = make(gate=gate, positions=positions, num_kv_heads=2, window=4)
-    tokens = sample(2, 9)
-    for caches in (model.new_caches(), model.new_caches(9)):
-        with torch.no_grad():
-            chunks = [model(chunk, caches=caches) for chunk in tokens.split([4, 1, 1, 3], dim=1)]
-        assert_close(torch.cat(chunks, dim=1), model(tokens))
-
-
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_packed_documents_equal_the_documents_one_by_one(positions):
     model = make(positions=positions, gate="bma+g1")
@@ -150,7 +140,6 @@ def test_the_names_of_the_weights_stay():
         ({"tokens": torch.zeros(2, 3)}, "tokens"),
         ({"tokens": torch.zeros(3, dtype=torch.int64)}, "tokens"),
         ({"tokens": sample(2, 3), "positions": torch.arange(2)}, "positions"),
-        ({"tokens": sample(2, 3), "positions": torch.zeros(2, 1)}, "positions"),
         ({"tokens": sample(1, 3), "num_logits": 0}, "num_logits"),
         ({"tokens": sample(1, 17)}, "tokens"),
         ({"tokens": sample(2, 3), "documents": torch.tensor([0, 3])}, "documents"),

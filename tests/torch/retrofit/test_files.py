@@ -5,12 +5,11 @@ import pytest
 import torch
 from damage import some_flips
 from errors import rejects
-from retrofit_models import adapt, logits, stir, tiny
+from retrofit_models import logits, stir, tiny
 
 from tidegate._json import add_checksum
 from tidegate.torch.gate import gate_parameters
 from tidegate.torch.retrofit import add_gates, files, load_gates, save_gates
-from tidegate.torch.retrofit.files import base_fingerprint
 
 
 @pytest.fixture
@@ -93,16 +92,6 @@ def test_another_model_is_named_and_stays_as_it_is(saved, other, got, reason):
         load_gates(model, saved[0])
     assert caught.value.got == got
     assert not any("attn_gate" in name for name in model.state_dict())
-
-
-def test_the_fingerprint_knows_the_base_under_gates_and_adapters():
-    model = tiny("llama")
-    expected = base_fingerprint(model)
-    add_gates(model, "bma")
-    assert base_fingerprint(adapt(stir(model))) == expected
-    with torch.no_grad():
-        model.model.layers[0].self_attn.q_proj.base_layer.weight[0, 0] += 1
-    assert base_fingerprint(model) != expected
 
 
 @pytest.mark.parametrize("name", ["gates.json", "gates.safetensors"])

@@ -259,18 +259,6 @@ def test_models_of_one_configuration_are_gated_each_by_itself():
     assert [model.config._attn_implementation for model in (first, second, third)] == ["sdpa", "tidegate_sdpa", "sdpa"]
 
 
-def test_a_part_of_a_model_and_then_the_whole_can_be_given_gates():
-    model = tiny("llama")
-    before = logits(model)
-    add_gates(model.model, "g1", layers=[0])
-    assert add_gates(model, "g1", layers=[1]).bitwise_equal
-    assert torch.equal(logits(model), before)
-    stir(model)
-    assert not torch.equal(logits(model), before)
-    remove_gates(model)
-    assert torch.equal(logits(model), before)
-
-
 @pytest.mark.parametrize("gate", ["g1", "bma+g5"])
 def test_the_global_random_state_is_left_alone(gate, tmp_path):
     model, again = tiny("llama"), tiny("llama")
