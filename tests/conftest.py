@@ -47,12 +47,6 @@ SLOWEST = (
     "laws/test_torch_laws.py",
     "parity/test_language_models.py",
     "flax/test_generate.py",
-    "tensors/test_multihead.py",
-    "lab/studies/test_study.py",
-    "tensors/test_gradients.py",
-    "flax/test_attention.py",
-    "tensors/test_bilinear.py",
-    "tensors/test_gating.py",
 )
 """The slowest files, the longest first."""
 

@@ -49,15 +49,6 @@ def test_what_goes_through_json_comes_back_equal(value):
     assert through_json(value, type(value)) == value
 
 
-@pytest.mark.parametrize("value", [Leaf(value=1.0), Branch()], ids=repr)
-def test_kinds_tell_the_dataclasses_of_a_union_apart(value):
-    assert through_json(value, Leaf | Branch) == value
-
-
-def test_missing_fields_take_their_defaults():
-    assert decode(Branch, {}) == Branch()
-
-
 @pytest.mark.parametrize("data", [{"kind": "root"}, {"kind": ["leaf"]}, {}])
 def test_an_unknown_kind_is_an_error(data):
     with rejects("kind"):

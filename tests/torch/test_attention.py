@@ -4,7 +4,6 @@ from dataclasses import MISSING, fields
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close
 from covers import every_layer
 from errors import rejects
 from torch_layers import every_option, make, sample
@@ -90,11 +89,6 @@ def test_a_gate_that_needs_self_attention_refuses_a_context_and_offers_another(g
     with rejects("gate", hint="Use a gate such as") as caught:
         make(gate, causal=False)(sample(2, 5, 24), context=sample(2, 7, 24))
     assert caught.value.got == str(rejected)
-
-
-def test_the_input_as_its_own_context_is_self_attention():
-    layer, x = make("g1+g2", causal=False, rope=True), sample(2, 5, 24)
-    assert_close(layer(x, context=x), layer(x))
 
 
 def test_under_autocast_an_input_may_have_another_dtype():

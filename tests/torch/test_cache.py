@@ -120,12 +120,6 @@ def test_a_refused_mask_leaves_the_cache_as_it_was(room):
     assert cache.length == 3
 
 
-@pytest.mark.parametrize("max_length", [0, -1, 2.5, True])
-def test_room_is_at_least_one_position(max_length):
-    with rejects("max_length"):
-        KVCache(max_length)
-
-
 @over(room=ROOM, options=CAUSAL_OPTION)
 def test_a_cache_that_was_cut_back_continues_from_there(options, room):
     layer, x = make("g1+bma+g3", **options), sample(2, T, 24)

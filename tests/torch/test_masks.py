@@ -89,13 +89,6 @@ def test_documents_never_see_each_other(options):
         assert_close(y[:, start:end], layer(x[:, start:end], positions=torch.arange(start, end)))
 
 
-@every_option
-def test_positions_may_start_anew_with_each_document(options):
-    layer, x = make("g1+bma", **options), sample(1, 9, 24)
-    y = layer(x, documents=torch.tensor([0, 2, 9]), positions=torch.tensor([0, 1, 0, 1, 2, 3, 4, 5, 6]))
-    assert_close(y, torch.cat([layer(x[:, :2]), layer(x[:, 2:])], dim=1))
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
 def test_whole_numbers_are_no_mask(dtype):
     with pytest.raises(TypeError, match=r"^mask must be .* mask != 0"):

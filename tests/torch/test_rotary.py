@@ -3,23 +3,11 @@ import torch
 from closeness import assert_close
 from torch_layers import ROTARY, make, sample
 
-from tidegate.tensors import rotary as reference
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention
 from tidegate.torch.rotary import rotary_tables, rotate
 
 VARIANTS = [Rotary(), Rotary(base=50.0), ROTARY, Rotary(fraction=0.25, scale=0.5, offset=-3)]
-POSITIONS = [torch.arange(5), torch.tensor([7, 0, 3, 3, 100]), torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])]
-
-
-@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
-@pytest.mark.parametrize("positions", POSITIONS, ids=["count", "row", "rows"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_rotation_is_that_of_the_tensors(rotary, positions, dtype):
-    x = sample(2, 5, 3, 8, dtype=dtype)
-    angles = reference.rotary_angles(positions, 8, rotary, like=x)
-    expected = reference.rotate(x.transpose(1, 2), angles.unsqueeze(-3)).transpose(1, 2)
-    assert_close(rotate(x, rotary_tables(positions, rotary.width(8), rotary, dtype)), expected)
 
 
 @pytest.mark.parametrize("rotary", VARIANTS, ids=str)

@@ -101,20 +101,13 @@ def test_one_graph_serves_every_length_that_is_marked_dynamic(options):
 
 # If all sizes are dynamic, an option could fix a length during capture, which the backend "eager" detects. The test
 # above covers the graph of the backward pass, whose symbols take most of the time.
-every_backend = pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
-
-
 @compiles
-@every_backend
-def test_one_graph_serves_every_length_when_all_is_dynamic(backend):
-    layer = make("g1+bma", temperature=0.7, metric="learned", qk_norm=True)
-    assert_one_graph_serves_every_length(layer, dynamic=True, backend=backend)
-
-
-@compiles
-@every_backend
-def test_one_graph_serves_every_length_of_a_rotary_layer_when_all_is_dynamic(backend):
-    assert_one_graph_serves_every_length(make("g1+bma", rope=True), dynamic=True, backend=backend)
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.7, "metric": "learned", "qk_norm": True}, {"rope": True}], ids=str
+)
+def test_one_graph_serves_every_length_when_all_is_dynamic(options, backend):
+    assert_one_graph_serves_every_length(make("g1+bma", **options), dynamic=True, backend=backend)
 
 
 @compiles

@@ -137,11 +137,3 @@ def test_the_trainer_of_transformers_is_observed_and_trains_the_same(tmp_path, o
         assert observation.layers[0].heads["mass"][0].count == batches * 2 * 8
     hooks, others = ([len(module._forward_hooks) for module in one.modules()] for one in (model, plain))
     assert hooks == others
-
-
-def test_a_new_run_of_the_trainer_discards_an_unfinished_step():
-    observer = Observer(Attention(), every=1)
-    observer.begin(0)
-    ObserverCallback(observer).on_train_begin(None, None, None)
-    assert observer.begin(0) is not None
-    observer.abandon()

@@ -8,21 +8,10 @@ from transformers import EncoderDecoderModel
 
 from tidegate.torch import gate_parameters
 from tidegate.torch.retrofit import add_gates, merge_gates
-from tidegate.torch.retrofit.probe import probe_inputs
-from tidegate.torch.retrofit.survey import UNFIT, survey_attention
+from tidegate.torch.retrofit.survey import UNFIT
 
 DECOMPOSED = ("bloom", "mpt", "gptj", "falcon", "openai-gpt", "xglm")
 """Types whose attention does not go through transformers' attention function."""
-
-
-@pytest.mark.parametrize("model_type", DECOMPOSED)
-def test_heads_and_projections_are_found(model_type):
-    model = model_types.build(model_type)
-    for layer in survey_attention(model, probe_inputs(model)).layers:
-        assert (layer.shape.num_heads, layer.shape.head_dim) == (4, 8)
-        assert set(layer.parts) == {"query", "key", "value"}
-        assert layer.output is not None
-        assert not layer.in_function
 
 
 @pytest.mark.parametrize("gate", ["output:nothing:b0", "value:nothing:b0", "query:nothing:b0"])
