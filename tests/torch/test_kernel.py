@@ -30,17 +30,6 @@ def test_attention_is_that_of_the_tensors(G, T, S, kind):
         assert_close(attend(q, k, v, mask=given), expected)
 
 
-def test_causal_is_a_mask_below_the_diagonal():
-    q, k, v = heads()
-    below = torch.ones(5, 5, dtype=torch.bool).tril()
-    assert_close(attend(q, k, v, causal=True), attend(q, k, v, mask=below))
-
-
-def test_the_scale_multiplies_the_scores():
-    q, k, v = heads()
-    assert_close(attend(q, k, v, scale=0.3), attend(q * 0.3 * 6**0.5, k, v))
-
-
 def test_the_fused_kernel_has_no_second_backward_and_the_plain_one_has():
     q, k, v = heads(requires_grad=True)
 

@@ -1,10 +1,8 @@
-"""The imports of our layers, in one new interpreter for all tests, because importing PyTorch takes seconds."""
+"""The imports of our layers, in one new interpreter, because importing PyTorch takes seconds."""
 
 import json
 import subprocess
 import sys
-
-import pytest
 
 QUESTIONS = """
 import json, sys
@@ -22,22 +20,12 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def found():
+def test_our_layers_and_groups_import_no_transformers_and_observing_no_matplotlib():
     done = subprocess.run([sys.executable, "-c", QUESTIONS], capture_output=True, text=True, check=True, timeout=120)
-    return json.loads(done.stdout)
-
-
-def test_importing_our_layers_imports_no_transformers(found):
+    found = json.loads(done.stdout)
     assert "tidegate.torch.attention" in found["layers"]
     assert "transformers" not in found["layers"]
-
-
-def test_observing_does_not_import_matplotlib(found):
     assert "tidegate.torch.observing.watcher" in found["observing"]
     assert "matplotlib" not in found["observing"]
-
-
-def test_groups_need_no_transformers(found):
     assert found["rates"] == [0.1, 0.01]
     assert found["learning"] == 64

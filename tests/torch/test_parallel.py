@@ -25,7 +25,6 @@ def plan_of(gate, num_processes=2, **options):
     ("gate", "placements"),
     [
         ("g1", {"output.weight": Shard(0)}),
-        ("g1-head", {"output.weight": Shard(0)}),
         ("bma", {"value.weight": Shard(0)}),
         ("sink", {"partition.bias": Shard(0)}),
         ("output:input:r2:b0", {name: Shard(0) for name in ("output.weight_down", "output.weight_up", "output.bias")}),
@@ -35,7 +34,6 @@ def plan_of(gate, num_processes=2, **options):
             "dense:input:r2:b0",
             {"dense.weight_down": Shard(1), "dense.weight_up": Replicate(), "dense.bias": Replicate()},
         ),
-        ("g1+g2+g5", {"output.weight": Shard(0), "value.weight": Shard(0), "dense.weight": Shard(1)}),
     ],
 )
 def test_a_gate_lies_with_the_heads_that_it_serves(gate, placements):

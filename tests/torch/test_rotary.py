@@ -1,26 +1,13 @@
 import pytest
 import torch
 from closeness import assert_close
-from errors import rejects
 from torch_layers import ROTARY, make, sample
 
-from tidegate.tensors import rotary as reference
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch import GatedAttention
 from tidegate.torch.rotary import rotary_tables, rotate
 
 VARIANTS = [Rotary(), Rotary(base=50.0), ROTARY, Rotary(fraction=0.25, scale=0.5, offset=-3)]
-POSITIONS = [torch.arange(5), torch.tensor([7, 0, 3, 3, 100]), torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])]
-
-
-@pytest.mark.parametrize("rotary", VARIANTS, ids=str)
-@pytest.mark.parametrize("positions", POSITIONS, ids=["count", "row", "rows"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_rotation_is_that_of_the_tensors(rotary, positions, dtype):
-    x = sample(2, 5, 3, 8, dtype=dtype)
-    angles = reference.rotary_angles(positions, 8, rotary, like=x)
-    expected = reference.rotate(x.transpose(1, 2), angles.unsqueeze(-3)).transpose(1, 2)
-    assert_close(rotate(x, rotary_tables(positions, rotary.width(8), rotary, dtype)), expected)
 
 
 @pytest.mark.parametrize("rotary", VARIANTS, ids=str)
@@ -39,26 +26,6 @@ def test_angles_are_wide_and_what_is_turned_keeps_its_dtype(dtype):
     assert rotate(sample(1, 4096, 1, 8, dtype=dtype), tables).dtype == dtype
 
 
-def test_a_fraction_turns_the_first_channels_alone():
-    x = sample(2, 5, 3, 8)
-    turned = rotate(x, rotary_tables(torch.arange(1, 6), 4, Rotary(fraction=0.5), x.dtype))
-    assert torch.equal(turned[..., 4:], x[..., 4:])
-    assert (turned[..., :4] != x[..., :4]).all()
-
-
-def test_gates_read_queries_before_they_turn():
-    layer, x = make("bma", rope=True), sample(2, 5, 24)
-    _, here = layer.trace(x)
-    _, there = layer.trace(x, positions=torch.arange(5) + 50)
-    assert torch.equal(here.gates["value"], there.gates["value"])
-    assert not torch.equal(here.query, there.query)
-
-
 @pytest.mark.parametrize(("rope", "expected"), [(None, None), (False, None), (True, Rotary()), (ROTARY, ROTARY)])
 def test_a_rotary_embedding_is_given_or_switched_on(rope, expected):
     assert GatedAttention(32, 4, rope=rope).rotary == expected
-
-
-def test_a_head_that_does_not_pair_is_refused():
-    with rejects("Rotary.fraction"):
-        GatedAttention(20, 4, rope=True)

@@ -108,12 +108,6 @@ def test_documents_by_blocks_are_those_of_a_mask(boundaries, window, causal):
     assert_alike(*both(*heads(), boundaries=boundaries, causal=causal, window=window))
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_rows_with_documents_of_their_own_are_those_of_a_mask(window):
-    boundaries = [0, 1, 33, 40, 63, 64, 96, 100, 126]
-    assert_alike(*both(*heads(B=2, T=63), boundaries=boundaries, window=window))
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("boundaries", [None, [0, 1, 20, 41, 63]])

@@ -23,7 +23,7 @@ from tidegate import PRESETS
 from tidegate.config import TransformerConfig
 from tidegate.tensors.rotary import Rotary
 from tidegate.torch.decoder import TransformerLM
-from tidegate.torch.gate import AttentionGate, gate_parameters
+from tidegate.torch.gate import AttentionGate
 from tidegate.torch.hf import TidegateConfig, TidegateForCausalLM, TidegateModel, from_transformer_lm, to_transformer_lm
 
 EVERY_GATE = ["none", *PRESETS]
@@ -102,19 +102,6 @@ def test_a_converted_model_has_weights_of_its_own():
         theirs.model.embedding.weight.zero_()
     assert ours.embedding.weight.any()
     assert back.embedding.weight.any()
-
-
-@pytest.mark.parametrize("gate", ["bma+g1", "sink"])
-def test_gradients_are_those_of_our_own_model(gate):
-    ours = native(gate=gate, dtype=torch.float64)
-    theirs = from_transformer_lm(ours)
-    tokens = sample(2, 9)
-    theirs(tokens, labels=tokens).loss.backward()
-    F.cross_entropy(ours(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        assert_close(gradients[f"model.{name}"], parameter.grad, what="gradient", dtype="float32")
-    assert all(gate.grad.all() for gate in gate_parameters(theirs))
 
 
 def test_something_else_than_our_model_is_refused():
@@ -238,18 +225,6 @@ def assert_starts_as_it_says(module):
             assert bool(parameter.any()) == (module.gate.init_std > 0)
 
 
-def test_a_gate_that_a_file_has_in_part_keeps_that_part(tmp_path):
-    model = made(gate="output:input:b3")
-    model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    kept = {name: weight for name, weight in weights.items() if not name.endswith("attn_gate.output.bias")}
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    read = TidegateForCausalLM.from_pretrained(tmp_path)
-    gates, before = (list(gate_parameters(one)) for one in (read, model))
-    assert all(torch.equal(one, other) for one, other in zip(gates, before, strict=True) if one.ndim == 3)
-    assert all((one == 3).all() for one in gates if one.ndim == 2)
-
-
 @pytest.mark.parametrize("init", [0.1, "fan-in", "torch"])
 def test_a_new_model_starts_as_its_configuration_says(init):
     torch.manual_seed(0)
@@ -322,12 +297,6 @@ def test_hidden_states_are_what_each_block_is_given_and_the_end():
     assert torch.equal(model.lm_head(output.hidden_states[-1]), output.logits)
     assert torch.equal(model.model.stack.norm(model.model.stack.blocks[1](output.hidden_states[1])), output[-1][-1])
     assert model(tokens).hidden_states is None
-
-
-def test_the_last_logits_alone_are_the_last_of_all():
-    model = made()
-    tokens = sample(2, 6)
-    assert_close(model(tokens, logits_to_keep=2).logits, model(tokens).logits[:, -2:])
 
 
 def test_embeddings_may_stand_for_tokens():
@@ -505,21 +474,6 @@ def test_checkpointing_of_another_kind_is_refused(options):
     (field,) = options
     with rejects(field, hint="stores the input of every block"):
         made().gradient_checkpointing_enable(**options)
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_the_model_compiles_whole(padded):
-    model = made(gate="bma+g1", num_layers=1)
-    tokens, mask = padded_left(sample(2, 9), 2) if padded else (sample(2, 9), None)
-    # This tests the capture of the graph; the tests of the layer include code generation.
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    output = compiled(tokens, attention_mask=mask, labels=tokens, use_cache=False)
-    expected = model(tokens, attention_mask=mask, labels=tokens, use_cache=False)
-    assert_close(output.logits, expected.logits)
-    actual = torch.autograd.grad(output.loss, list(model.parameters()))
-    for one, other in zip(actual, torch.autograd.grad(expected.loss, list(model.parameters())), strict=True):
-        assert_close(one, other, what="gradient")
 
 
 @pytest.mark.usefixtures("fresh_compiler")

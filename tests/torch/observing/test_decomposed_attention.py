@@ -251,17 +251,6 @@ def test_queries_whose_scores_all_look_masked_are_named(num_low):
 
 
 @torch.no_grad()
-def test_two_softmaxes_before_their_products_are_two_calls():
-    def both(scores, v):
-        first, second = scores.softmax(-1), (2 * scores).softmax(-1)
-        return first @ v - second @ v
-
-    with observe(model := OtherForm(both)) as watcher:
-        model(inputs())
-    assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 2 * 8
-
-
-@torch.no_grad()
 def test_heads_that_a_linear_layer_mixes_before_the_softmax_are_observed():
     mixing = nn.Linear(4, 4)
 

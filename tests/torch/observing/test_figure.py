@@ -37,14 +37,6 @@ def test_maps_show_the_mean_of_every_head_and_gate(seen):
         assert np.allclose(image.get_array(), values, rtol=1e-12)
 
 
-def test_curves_are_means_over_heads_one_for_each_layer(seen):
-    lines = axes_of(observation_figure(seen))["entropy (nats), by position"].lines
-    assert len(lines) == 3
-    for layer, line in zip(seen.layers, lines, strict=True):
-        assert tuple(line.get_xdata()) == layer.positions
-        assert np.allclose(line.get_ydata(), np.mean(layer.by_position["entropy"], axis=0), rtol=1e-12)
-
-
 def test_a_figure_can_be_written_and_is_not_registered_with_pyplot(seen, tmp_path):
     from matplotlib import pyplot
 

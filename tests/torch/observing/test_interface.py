@@ -7,15 +7,11 @@ import torch
 from observed import assert_curves, assert_moments, plain_statistics, several_keys
 from torch import nn
 from transformers import AttentionInterface, Gemma2Config, Gemma2Model, GptOssConfig, GptOssModel
-from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_eager
 from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eager
 
-from tidegate.torch import GatedAttention
-from tidegate.torch.convert import from_gpt_oss, gpt_oss_layer
 from tidegate.torch.observing.interface import watch_interface
 from tidegate.torch.observing.watcher import observe
-from tidegate.torch.retrofit import add_gates
 
 INF = float("inf")
 STOCK = AttentionInterface.get_interface
@@ -146,45 +142,6 @@ def test_gradients_do_not_change(model):
     assert watcher.observation().layers[0].heads["mass"][0].count == 2 * 9
 
 
-@torch.no_grad()
-def test_a_sink_has_the_same_statistics_in_our_layer():
-    torch.manual_seed(0)
-    attention = BUILD["gpt_oss"]().layers[1].self_attn
-    attention.sinks.copy_(torch.linspace(-1, 2, 4))
-    ours = GatedAttention.from_config(gpt_oss_layer(attention.config, 1))
-    ours.load_state_dict(from_gpt_oss(attention.state_dict()))
-    x = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(1))
-    rotary = modeling_gpt_oss.GptOssRotaryEmbedding(attention.config)
-    mask = torch.zeros(10, 10).masked_fill(~torch.ones(10, 10, dtype=torch.bool).tril(), -INF)[None, None]
-    with observe(attention) as watcher:
-        theirs_output = attention(x, rotary(x, torch.arange(10)[None]), mask)[0]
-    theirs = watcher.observation().layers[0]
-    with observe(ours) as watcher:
-        ours_output = ours(x)
-    mine = watcher.observation().layers[0]
-    torch.testing.assert_close(ours_output, theirs_output, atol=1e-5, rtol=1e-5)
-    assert mine.heads.keys() == theirs.heads.keys() >= {"sink", "contribution"}
-    for statistic in mine.heads:
-        found, expected = (torch.tensor([m.mean for m in layer.heads[statistic]]) for layer in (mine, theirs))
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_gates_added_to_eager_attention_are_observed(model):
-    with observe(model) as watcher:
-        model(TOKENS)
-    before = watcher.observation()
-    gated = BUILD["gpt_oss" if isinstance(model, GptOssModel) else "gemma2"]().eval()
-    gated.load_state_dict(model.state_dict())
-    add_gates(gated, "g1")
-    with observe(gated) as watcher:
-        gated(TOKENS)
-    after = watcher.observation()
-    for mine, theirs in zip(after.layers, before.layers, strict=True):
-        assert mine.heads == theirs.heads
-        assert set(mine.gates) == {"output"}
-
-
 class Attends(nn.Module):
     """A module that looks up its attention function, like models of transformers."""
 
@@ -281,18 +238,6 @@ def test_statistics_are_of_the_computed_weights_before_dropout(function, scaling
         for seen in (watcher, expected)
     )
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_a_sink_is_observed_with_dropout_too():
-    sinks = torch.tensor([0.5, -1.0])
-    entropy = []
-    for dropout in (0.0, 0.5):
-        model = Attends(modeling_gpt_oss.eager_attention_forward, dropout=dropout, s_aux=sinks).train()
-        model.sinks = sinks
-        with observe(model) as watcher:
-            model(X)
-        entropy.append(watcher.observation().layers[0].heads["entropy"])
-    assert entropy[0] == entropy[1]
 
 
 def test_a_lookup_that_wraps_ours_stays_and_nothing_counts_twice():

@@ -25,14 +25,12 @@ MODELS = {
         "blocks.0.heads.0",
         "blocks.0",
     ),
-    "a sequence": (wrapped(blocks=nn.Sequential(layer())), "blocks.0.self_attn", "blocks.0"),
     "a list before a sequence": (
         wrapped(blocks=nn.ModuleList([wrapped(attn=nn.Sequential(wrapped(inner=nn.Identity())))])),
         "blocks.0.attn.0.inner",
         "blocks.0",
     ),
     "no list": (layer(), "self_attn", None),
-    "the model is the list": (nn.ModuleList([layer()]), "0.self_attn", "0"),
 }
 
 
@@ -46,7 +44,6 @@ def test_the_block_of_a_layer(model, name, block):
     [
         ("h.1.attn.attn_gate.value", ["h.0.attn", "h.1.attn"], "h.1.attn"),
         ("h.1.attention.output.gate", ["h.0.attention.self", "h.1.attention.self"], "h.1.attention.self"),
-        ("attn_gate.value", [""], ""),
         ("h.0.gate", [], None),
     ],
 )

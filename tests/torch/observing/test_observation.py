@@ -3,11 +3,9 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 from errors import rejects
 
 from tidegate._json import add_checksum
-from tidegate.torch.observing.counting import describe_keys
 from tidegate.torch.observing.observation import (
     HISTOGRAM_EDGES,
     GateSummary,
@@ -15,7 +13,6 @@ from tidegate.torch.observing.observation import (
     Moments,
     Observation,
     ResidualSummary,
-    statistic_names,
 )
 
 
@@ -70,23 +67,6 @@ def test_a_number_that_is_not_finite_is_null_and_comes_back_as_nan():
 def test_other_json_is_rejected(text, field):
     with rejects("text", hint=f"{field} must be" if field != "text" else ""):
         Observation.from_json(text)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words", "mass"),
-    [
-        (1, "the first key", "first-key mass"),
-        (4, "the first 4 keys", "first-keys mass"),
-        ((0, 7), "the keys at 0, 7", "key-set mass"),
-        ((), "no keys", "key-set mass"),
-        (torch.ones(3, dtype=torch.bool), "a given set of keys", "key-set mass"),
-    ],
-)
-def test_statistics_are_named_after_the_key_set(keys, words, mass):
-    assert describe_keys(keys) == words
-    names = statistic_names(words)
-    assert names["mass"] == mass
-    assert [key for key, name in names.items() if "sink" in name] == ["sink"]
 
 
 def test_the_table_has_a_line_for_each_head():

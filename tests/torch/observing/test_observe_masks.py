@@ -119,28 +119,6 @@ def test_every_statistic_on_every_mask(name, num_keys, heat):
         assert_curves(layer, statistic, expected[statistic], counted, position_of_first(name, T, S))
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [(0, 3, 8), (), torch.arange(7) == 2, torch.arange(14).view(2, 7) % 3 == 0, torch.arange(4) == 1],
-    ids=["positions", "no positions", "tensor", "tensor by row", "shorter tensor"],
-)
-def test_mass_and_impact_of_any_key_set(keys):
-    q, k, v = qkv()
-    model = Attention()
-    with observe(model, keys=keys) as watcher:
-        model(q, k, v, is_causal=True)
-    (layer,) = watcher.observation().layers
-    in_set = torch.zeros(2, 7)
-    if isinstance(keys, tuple):
-        in_set[:, [key for key in keys if key < 7]] = 1
-    else:
-        in_set[:, : keys.shape[-1]] = keys.float()
-    weights, scores = weights_and_scores(q, k, v, is_causal=True)
-    expected = plain_statistics(weights, scores, v.norm(dim=-1), in_set[:, None, None].double())
-    for statistic in ("mass", "impact"):
-        assert_moments(layer, statistic, expected[statistic], several_keys(weights))
-
-
 def test_given_padding_overrides_the_mask():
     q, k, v = qkv(T=2, S=9)
     # A window hides the first keys, which are not padding; the first row's last token is.

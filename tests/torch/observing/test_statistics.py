@@ -226,27 +226,6 @@ def test_a_query_without_keys_has_the_documented_values(route):
     assert nothing == {name: [0.0] for name in names} | {"log_partition": [-INF], "max_score": [-INF]}
 
 
-def test_equal_scores_spread_the_weight_evenly(route):
-    _, k, v = tensors(S=12)
-    rows = attention_statistics(torch.zeros(2, 4, 7, 5, dtype=torch.float64), k, v / v.norm(dim=-1, keepdim=True))
-    twelve = torch.full((2, 4, 7), 12.0, dtype=torch.float64)
-    assert_close(rows.log_partition, twelve.log())
-    assert_close(rows.entropy, twelve.log())
-    assert_close(rows.effective_keys, twelve)
-    assert_close(rows.mass, 1 / twelve)
-    assert_close(rows.impact, 1 / twelve)
-
-
-def test_a_constant_bias_shifts_the_scores_only(route):
-    qkv = tensors()
-    plain = attention_statistics(*qkv, heat=True)
-    shifted = attention_statistics(*qkv, mask=torch.full((1, 1), 2.5), heat=True)
-    for name in ("log_partition", "mean_score", "max_score"):
-        assert_close(getattr(shifted, name), getattr(plain, name) + 2.5)
-    for name in ("entropy", "effective_keys", "mass", "impact", "heat_capacity"):
-        assert_close(getattr(shifted, name), getattr(plain, name))
-
-
 def test_scaling_the_values_changes_nothing_and_zero_values_have_no_impact(route):
     q, k, v = tensors()
     assert_same(attention_statistics(q, k, 1e3 * v), attention_statistics(q, k, v))
@@ -283,16 +262,6 @@ def test_a_large_negative_number_is_a_score_and_hides_nothing(route):
     seen = torch.arange(7) != 3
     allowed = attention_statistics(q, k, v, mask=window(1, 1, 7, 7))
     assert_close(rows.entropy[:, :, seen], allowed.entropy[:, :, seen])
-
-
-@pytest.mark.parametrize("sizes", [{"B": 0}, {"T": 0}, {"B": 0, "T": 0, "S": 1}])
-@pytest.mark.parametrize("mask", ["none", "causal", "padding", "window", "alibi", "alibi and causal"])
-@pytest.mark.parametrize("heat", [False, True])
-def test_no_batch_or_no_queries_give_empty_tensors(sizes, mask, heat):
-    q, k, v = tensors(**sizes)
-    build, causal = MASKS[mask]
-    rows = attention_statistics(q, k, v, mask=build(*q.shape[:3], k.shape[2]), causal=causal, heat=heat)
-    assert {getattr(rows, field.name).shape for field in fields(rows)[: 9 if heat else 7]} == {q.shape[:3]}
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "arbitrary", "alibi"])
@@ -352,18 +321,14 @@ Q, K, V = tensors()
     ("arguments", "options", "error"),
     [
         ((Q[0], K, V), {}, rejects("q")),
-        ((Q, K[:, :0], V[:, :0]), {}, rejects("k")),
         ((Q, K.float(), V), {}, pytest.raises(TypeError)),
         ((Q, K, V[:, :, :6]), {}, rejects("v")),
-        ((Q[:1], K, V), {}, rejects("k")),
         ((Q[:, :3], K, V), {}, rejects("k")),
         ((Q, K, V), {"mask": torch.ones(2, 7, dtype=torch.bool)}, rejects("mask")),
         ((Q, K[:, :, :6], V[:, :, :6]), {"causal": True}, rejects("causal", hint="mask")),
         ((Q, K, V), {"scale": INF}, rejects("scale")),
         ((Q, K, V), {"softcap": 0.0}, rejects("softcap")),
         ((Q, K, V), {"keys": (0, 7)}, rejects("keys")),
-        ((Q, K, V), {"keys": (True,)}, rejects("keys")),
-        ((Q, K, V), {"keys": random_bool(7, 1)}, rejects("keys")),
     ],
 )
 def test_invalid_arguments_are_named(arguments, options, error):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from closeness import assert_close
 from errors import rejects
-from observed import Attention, LargestTensor, qkv
+from observed import Attention, qkv
 from torch import nn
 from torch.nn import functional as F
 
@@ -129,17 +129,6 @@ def test_memory_does_not_grow_with_the_number_of_batches():
             if batch in (2, 11):
                 sizes.append(held_by(watcher))
     assert sizes[0] == sizes[1] > 0
-    watcher.one_more = torch.zeros(10)
-    assert held_by(watcher) == sizes[1] + 40
-
-
-@pytest.mark.parametrize("heat", [False, True])
-@torch.no_grad()
-def test_no_tensor_of_queries_times_keys_is_made(heat):
-    model = Attention()
-    with LargestTensor() as largest, observe(model, heat=heat):
-        model(*qkv(B=1, H=2, G=2, T=512, S=512, D=16), is_causal=True)
-    assert 512 * 2 * 16 <= largest.num_elements < 512 * 512
 
 
 MODES = {
@@ -184,18 +173,6 @@ def test_gradients_are_the_same_and_each_call_is_counted_once(options):
     found = watcher.observation()
     assert found.num_batches == 2
     assert {moments.count for layer in found.layers for moments in layer.heads["mass"]} == {48}
-
-
-def test_inference_and_training_batches_mix():
-    model = language_model(dtype=torch.float32)
-    with observe(model) as watcher:
-        with torch.inference_mode():
-            model(TOKENS)
-        model(TOKENS).mean().backward()
-        with torch.inference_mode():
-            model(TOKENS[:, :5])
-    assert watcher.observation().num_batches == 3
-    assert watcher.observation().layers[0].heads["mass"][0].count == 24 + 24 + 12
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -336,14 +313,11 @@ def test_calls_of_other_threads_are_not_counted():
         (Attention(), {"keys": 0}, rejects("keys")),
         (Attention(), {"keys": "sink"}, pytest.raises(TypeError)),
         (Attention(), {"keys": (0, -1)}, rejects("keys")),
-        (Attention(), {"keys": (3, 3)}, rejects("keys")),
         (Attention(), {"keys": torch.tensor([0])}, rejects("keys", hint="tuple")),
         (Attention(), {"padding": torch.ones(2, 7)}, rejects("padding", hint="attention_mask.bool()")),
-        (Attention(), {"crossing": "attn"}, pytest.raises(TypeError)),
         (Attention(), {"crossing": ("nowhere",)}, rejects("crossing", hint="named_modules")),
         (F.softmax, {}, pytest.raises(TypeError)),
         (Attention(), {"heat": "no"}, rejects("heat")),
-        (Attention(), {"residual": "no"}, rejects("residual")),
     ],
 )
 def test_invalid_options_are_named(model, options, error):

@@ -95,15 +95,6 @@ def test_a_projection_that_two_layers_share_is_named(gate, name, layers):
     assert add_gates(model, "g1").bitwise_equal
 
 
-def test_an_output_projection_that_two_layers_share_is_named_where_the_gate_acts_before_it():
-    model = model_types.build("bloom")
-    first, second = (layer.self_attention for layer in model.transformer.h)
-    second.dense = first.dense
-    places = "transformer.h.0.self_attention.dense and transformer.h.1.self_attention.dense"
-    with rejects("model", hint=f"one module is {places}; give each place a copy"):
-        add_gates(model, "g1")
-
-
 def test_inference_mode_is_named():
     model = tiny("llama")
     with torch.inference_mode(), rejects("model", hint="leave torch.inference_mode() first"):

@@ -111,19 +111,6 @@ def test_the_parameters_of_gates_have_the_names_that_are_documented(gate, parame
     assert names == [f"model.layers.0.self_attn.attn_gate.{name}" for name in parameters]
 
 
-def test_low_rank_adapters_move_the_gates():
-    adapted = get_peft_model(gated(), LoraConfig(r=2, **LOW_RANK)).eval()
-    before = logits(adapted)
-    with torch.no_grad():
-        for name, weight in adapted.named_parameters():
-            if "attn_gate.output.lora_B" in name or "attn_gate.value.lora_B" in name:
-                weight.normal_(std=0.5)
-    after = logits(adapted)
-    assert (after - before).abs().max() > 1e-3
-    with adapted.disable_adapter():
-        assert torch.equal(logits(adapted), before)
-
-
 def test_gates_with_adapters_around_them_are_not_written_or_folded_by_halves(tmp_path):
     adapted = get_peft_model(gated("qwen3"), LoraConfig(r=2, **LOW_RANK | {"target_modules": ["up_proj"]})).eval()
     for convert in (
