@@ -14,20 +14,7 @@ from tidegate.experts.transform import random_gauge
 from tidegate.sizes import HeadShape
 from tidegate.torch import TransformerLM
 
-GATES = (
-    "none",
-    "g1",
-    "g1-head",
-    "g2",
-    "bma",
-    "bma-query",
-    "g3",
-    "g4",
-    "g5",
-    "g1+g5",
-    "output:nothing",
-    "value:nothing+g5",
-)
+GATES = ("none", "g1", "g1-head", "g2", "bma", "bma-query", "g3", "g4", "g1+g5", "output:nothing", "value:nothing+g5")
 
 
 def inputs(*shape):

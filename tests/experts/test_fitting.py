@@ -73,13 +73,6 @@ def test_held_parameters_and_the_starts_stay():
     assert np.abs(fits.parameters[:, free] - starts[:, free]).min(axis=0).max() > 0
 
 
-def test_a_fit_that_runs_out_of_steps_says_so():
-    experiment, cells, starts = problems()
-    fits = fit_batch(experiment.model, DESIGN, cells, starts, max_steps=2)
-    assert not fits.converged.any()
-    assert (fits.steps == 2).all()
-
-
 def test_single_precision_is_refused():
     experiment, cells, starts = problems()
     with pytest.raises(TypeError, match="float64"):

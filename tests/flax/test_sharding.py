@@ -114,14 +114,9 @@ def test_every_array_has_a_spec_of_its_own_rank_or_is_everywhere():
     specs = partition_specs(config)
     assert jax.tree.structure(specs) == jax.tree.structure(params)
     block = specs["stack"]["blocks"][0]
-    assert block["attention"]["q_proj"]["bias"] == P("model", None)
     assert block["attention"]["o_proj"] == {"kernel": P("model", None, None), "bias": P()}
-    assert block["attention"]["metric"]["weight"] == P("model", None, None)
-    assert block["attention"]["attn_gate"]["output"] == {
-        "weight_down": P("model", None, None),
-        "weight_up": P("model", None, None),
-        "bias": P("model", None),
-    }
+    low_rank = {"weight_down": P("model", None, None), "weight_up": P("model", None, None)}
+    assert block["attention"]["attn_gate"]["output"] == low_rank | {"bias": P("model", None)}
     assert block["feedforward"]["gate_proj"] == {"kernel": P(None, "model"), "bias": P("model")}
     assert block["feedforward"]["down_proj"] == {"kernel": P("model", None), "bias": P()}
     for part in (specs["embedding"], specs["stack"]["norm"], block["attention_norm"], block["attention"]["q_norm"]):

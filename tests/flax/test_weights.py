@@ -1,4 +1,3 @@
-import json
 import re
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import torch
 from damage import forge_tensors, some_flips
 from errors import rejects
 from jax_models import SIZES, make, make_torch, with_stacked_blocks
-from safetensors import safe_open
 
 from tidegate import PRESETS
 from tidegate.config import TransformerConfig, VisionConfig
@@ -85,20 +83,6 @@ def test_parameters_do_not_change_with_the_tensors_they_came_from():
         for parameter in model.parameters():
             parameter.zero_()
     assert jax.tree.map(lambda array: array.tolist(), params) == before
-
-
-def test_the_file_says_what_it_is(path):
-    config, params = make(gate="g1")
-    save_params(str(path), params, config)
-    with safe_open(path, framework="flax") as file:
-        metadata = file.metadata()
-    assert {name: metadata[name] for name in ("format", "version", "model")} == {
-        "format": "tidegate",
-        "version": "2",
-        "model": "TransformerLM",
-    }
-    assert json.loads(metadata["config"])["gate"] == "g1"
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 # A wrong header is tested with PyTorch's loader, which reads it by the same function.

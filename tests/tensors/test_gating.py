@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +23,6 @@ from tidegate.tensors.gating import (
 )
 
 ALL = (*GATES, *map(Gate.parse, EXOTIC))
-WITH_MATRICES = [gate for gate in GATES if gate.has_matrix]
 B, H, G, T, S, h, d = 2, 4, 2, 3, 5, 4, 6
 FEW = tuple(map(Gate.parse, ("bma", "g1-head", "output:value", EXOTIC[0], "dense:output:r3:b1", "sink")))
 
@@ -56,17 +53,6 @@ def case(gate, *, cross=False):
         sample(B, positions, d, seed=6) if gate.site == "dense" else sample(B, heads_at(gate), positions, h, seed=6)
     )
     return target, raw(cross=cross), gate_parameters([gate], np.random.default_rng(7))[gate.path]
-
-
-def call(library, gate, target, sources, parameters):
-    """`apply_gate` with all arrays handed over by name, so that jit traces them."""
-
-    def function(target, **arrays):
-        found = {name.removeprefix("p_"): array for name, array in arrays.items() if name.startswith("p_")}
-        read = {name: array for name, array in arrays.items() if not name.startswith("p_")}
-        return apply_gate(gate, target, GateSources(**read), found)
-
-    return library.call(function, target, **sources, **{f"p_{name}": array for name, array in parameters.items()})
 
 
 def call_all(library, dtype):
@@ -123,19 +109,6 @@ def test_no_two_sizes_need_be_equal():
         assert_close(gated[b], slow_gate(gate, target[b], parameters, input=x[b]))
 
 
-@pytest.mark.parametrize("gate", WITH_MATRICES, ids=str)
-@pytest.mark.parametrize("size", [1.0, 1e4, 1e300])
-def test_a_sigmoid_gate_lies_between_its_ends(gate, size):
-    _, sources, parameters = case(gate)
-    huge = {name: array * size for name, array in parameters.items()}
-    values = gate_values(gate, gate_reads(gate, GateSources(**sources)), huge, num_heads=heads_at(gate))
-    assert ((values >= 0) & (values <= 1)).all()
-    if size == 1:
-        assert ((values > 0) & (values < 1)).all()
-    else:
-        assert {0.0, 1.0} <= set(values.ravel())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_computes_logits_in_float32(dtype):
     gate = Gate.parse("dense:input:b0")
@@ -156,14 +129,6 @@ def test_a_half_precision_target_stays_one():
 
 
 class TestReads:
-    @pytest.mark.parametrize("gate", WITH_MATRICES, ids=str)
-    def test_a_width_reads_the_first_channels(self, gate):
-        sources = GateSources(**raw())
-        whole = gate_reads(gate, sources)
-        assert (gate_reads(replace(gate, width=3), sources) == whole[..., :3]).all()
-        sizes = {"d_model": d, "num_heads": H, "num_kv_heads": G, "head_dim": h}
-        assert whole.shape[-1] == gate.parameter_shapes(**sizes)["weight"][1]
-
     @pytest.mark.parametrize("gate", [gate for gate in GATES if gate.needs_self_attention], ids=str)
     def test_cross_attention_is_rejected_where_it_makes_no_sense(self, gate):
         with rejects("gate", hint="Use a gate such as 'bma-query' or 'g1'"):
@@ -171,18 +136,7 @@ class TestReads:
 
     @pytest.mark.parametrize(
         ("gate", "missing"),
-        [
-            ("g1", "input"),
-            ("g2", "input"),
-            ("bma", "query"),
-            ("bma", "value"),
-            ("bma-query", "query"),
-            ("vga", "value"),
-            ("output:value", "value"),
-            ("output:value", "query"),
-            ("output:output", "output"),
-            ("dense:output", "output"),
-        ],
+        [("g1", "input"), ("bma", "query"), ("bma", "value"), ("output:value", "query"), ("dense:output", "output")],
     )
     def test_a_source_that_is_not_there_is_named(self, gate, missing):
         sources = raw() | {missing: None}
@@ -196,9 +150,7 @@ def weight(*shape):
 
 BAD = {
     "a missing parameter": ("g1", {}, "parameters"),
-    "an extra parameter": ("g1", {"weight": weight(H, d, h), "bias": weight(H, h)}, "parameters"),
     "a whole matrix for a rank": ("output:input:r2:b1", {"weight": weight(H, d, h)}, "parameters"),
-    "a weight without heads": ("g1", {"weight": weight(d, h)}, "weight"),
     "a weight of another read width": ("g1", {"weight": weight(H, d + 1, h)}, "weight"),
     "factors of different ranks": (
         "output:input:r2",
@@ -206,16 +158,9 @@ BAD = {
         "weight_up",
     ),
     "one matrix for heads that do not share": ("g1", {"weight": weight(1, d, h)}, "weight"),
-    "too many matrices for one layer": ("output:input:shared-layer", {"weight": weight(2, d, h)}, "weight"),
     "groups that do not divide the heads": ("output:input:shared-group", {"weight": weight(3, d, h)}, "weight"),
-    "one bias for heads that do not share": (
-        "output:input:b1",
-        {"weight": weight(H, d, h), "bias": weight(1, h)},
-        "bias",
-    ),
     "a bias without heads": ("output:input:b1", {"weight": weight(H, d, h), "bias": weight(h)}, "bias"),
     "a bias of another width": ("output:input:b1", {"weight": weight(H, d, h), "bias": weight(H, 1)}, "bias"),
-    "one number for each head where there should be features": ("g1", {"weight": weight(H, d, 1)}, "parameters"),
     "features where there should be one number for each head": ("g1-head", {"weight": weight(H, d, h)}, "parameters"),
 }
 
@@ -227,10 +172,11 @@ def test_parameters_that_do_not_fit_are_rejected(gate, parameters, field):
 
 
 @pytest.mark.parametrize(("gate", "shape"), [("g1", (B, H, T + 1, h)), ("g1", (T, h)), ("g5", (d,))])
-def test_a_target_that_does_not_fit_is_rejected(library, gate, shape):
-    parameters = gate_parameters([Gate.parse(gate)], np.random.default_rng(0))[Gate.parse(gate).path]
+def test_a_target_that_does_not_fit_is_rejected(gate, shape):
+    gate = Gate.parse(gate)
+    parameters = gate_parameters([gate], np.random.default_rng(0))[gate.path]
     with rejects("target"):
-        call(library, Gate.parse(gate), sample(*shape), raw(), parameters)
+        apply_gate(gate, sample(*shape), GateSources(**raw()), parameters)
 
 
 class TestStart:
@@ -250,13 +196,6 @@ class TestStart:
         assert abs(parameters["weight_down"].std() * rank**0.5 - 1) < 0.15
         assert abs(parameters["weight_up"].std() / 0.1 - 1) < 0.25
         assert abs((parameters["weight_down"] @ parameters["weight_up"]).std() / 0.1 - 1) < 0.25
-
-    def test_a_deviation_of_zero_starts_at_zero_and_still_learns(self):
-        whole = init_gate_parameters(np.random.default_rng(0), Gate(init_std=0), **self.SIZES)
-        assert (whole["weight"] == 0).all()
-        parts = init_gate_parameters(np.random.default_rng(0), Gate(init_std=0, rank=2), **self.SIZES)
-        assert (parts["weight_up"] == 0).all()
-        assert (parts["weight_down"] != 0).all()
 
     @pytest.mark.parametrize(
         ("key", "kind"),

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
@@ -11,10 +9,10 @@ from layers import EXOTIC, GATES, TOGETHER, make_layer
 from slow import slow_layer
 
 from tidegate import Gates
-from tidegate.tensors.layer import AttentionArrays, LayerTrace, rms_norm
+from tidegate.tensors.layer import AttentionArrays, rms_norm
 from tidegate.tensors.rotary import Rotary
 
-B, H, G, T, S, h, d = 2, 4, 2, 5, 7, 4, 6
+B, H, T, S, h, d = 2, 4, 5, 7, 4, 6
 
 
 def sample(*shape, seed=0):
@@ -62,13 +60,10 @@ LAYERS = {
     "diagonal metric": {"metric_diagonal": sample(H, h, seed=7)},
     "learned metric": {"metric_factor": sample(H, 3, h, seed=8)},
     "cold": {"temperature": 0.3},
-    "hot": {"temperature": 5.0},
     "no causality": {"causal": False},
     "window": {"window": 3},
-    "window of one": {"window": 1},
     "window to both sides": {"window": 2, "causal": False},
     "window of one, to both sides": {"window": 1, "causal": False},
-    "wide window": {"window": 50},
     "biases": {
         "b_Q": sample(H, h, seed=9),
         "b_K": sample(2, h, seed=10),
@@ -123,13 +118,6 @@ class TestForward:
         assert_close(layer(X[0]), whole[0])
         assert_close(layer(X[:, None]), whole[:, None])
 
-    def test_a_unit_metric_is_no_metric(self):
-        layer = make_layer()
-        diagonal = replace(layer, metric_diagonal=np.ones((H, h)))
-        factor = replace(layer, metric_factor=np.broadcast_to(np.eye(h), (H, h, h)))
-        assert_close(diagonal(X), layer(X))
-        assert_close(factor(X), layer(X))
-
     def test_float32_stays_float32(self, library):
         layer = make_layer("bma+g1", rotary=Rotary(), q_norm=np.ones(h))
         narrow = layer.with_parameters({name: array.astype(np.float32) for name, array in layer.parameters().items()})
@@ -149,20 +137,6 @@ class TestForward:
 
 
 class TestTrace:
-    @pytest.mark.parametrize("cross", [False, True])
-    def test_intermediates_have_their_shapes(self, cross):
-        layer = make_layer("g2+g1", full=True, causal=not cross)
-        trace = layer.trace(X, context=CONTEXT if cross else None)
-        keys = S if cross else T
-        assert isinstance(trace, LayerTrace)
-        assert trace.query.shape == trace.heads.shape == trace.sources.output.shape == (B, H, T, h)
-        assert trace.key.shape == trace.value.shape == trace.sources.value.shape == (B, G, keys, h)
-        assert trace.weights.shape == (B, H, T, keys)
-        assert trace.projected.shape == trace.output.shape == (B, T, d)
-        assert (trace.sources.context is None) != cross
-        assert (trace.mask is None) == cross
-        assert (trace.sources.input == X).all()
-
     def test_gates_read_raw_projections(self):
         layer = make_layer(TOGETHER[2], full=True)
         plain = make_layer(full=True)
@@ -227,13 +201,6 @@ class TestParameters:
         assert "metric_diagonal" in make_layer(metric_diagonal=np.ones((H, h))).parameters()
         assert layer.parameters()["gate.value.weight"] is layer.gate_parameters["value"]["weight"]
 
-    def test_parameters_go_out_and_come_back(self):
-        layer, other = make_layer("bma+g1", full=True), make_layer("bma+g1", full=True, seed=9)
-        moved = other.with_parameters(layer.parameters())
-        assert all(array is layer.parameters()[name] for name, array in moved.parameters().items())
-        assert_close(moved(X), layer(X))
-        assert abs(other(X) - layer(X)).max() > 0.1
-
     def test_some_parameters_may_be_replaced(self):
         layer = make_layer("bma+g1", full=True)
         moved = layer.with_parameters(
@@ -260,22 +227,10 @@ class TestParameters:
 
 
 ONE_GATE = {"gates": Gates.parse("bma"), "gate_parameters": {"value": {"weight": np.ones((2, 8, 4))}}}
-WRONG_SHAPES = {
-    "W_K": [(2, d + 1, h)],
-    "W_V": [(4, d, h)],
-    "W_O": [(H, d, h)],
-    "W_Q": [(d, h), (1, H, d, h)],
-    "b_Q": [(h,)],
-    "b_K": [(H, h)],
-    "b_V": [(H, h)],
-    "b_O": [(h,)],
-    "q_norm": [(1,)],
-    "k_norm": [(2, h)],
-    "metric_diagonal": [(h,)],
-    "metric_factor": [(2, 3, h), (h,)],
-}
+WRONG_SHAPES = {"W_K": (2, d + 1, h), "W_O": (H, d, h), "W_Q": (d, h), "b_K": (H, h), "q_norm": (1,)}
 BAD_LAYERS = [
-    *[({name: np.ones(shape)}, name) for name, shapes in WRONG_SHAPES.items() for shape in shapes],
+    *[({name: np.ones(shape)}, name) for name, shape in WRONG_SHAPES.items()],
+    ({"metric_factor": np.ones((2, 3, h))}, "metric_factor"),
     ({"metric_diagonal": np.ones((H, h)), "metric_factor": np.ones((H, 3, h))}, "metric_factor"),
     ({"temperature": 0.0}, "temperature"),
     ({"norm_epsilon": -1.0}, "norm_epsilon"),
@@ -302,9 +257,7 @@ def test_a_layer_whose_parts_do_not_fit_is_rejected(change, field):
     ("change", "field"),
     [
         ({"x": sample(T, d + 1)}, "x"),
-        ({"x": sample(d)}, "x"),
         ({"mask": np.ones((T, 3), bool)}, "mask"),
-        ({"mask": np.ones(T, bool)}, "mask"),
         ({"positions": np.arange(3)}, "positions"),
         ({"positions": np.ones((3, T))}, "angles"),
         ({"context": CONTEXT}, "context"),
@@ -331,14 +284,10 @@ def test_inputs_of_wrong_types_are_rejected():
 
 
 class TestCrossAttentionInputs:
-    @pytest.mark.parametrize(
-        ("options", "context"),
-        [({}, sample(B, S, d + 1)), ({}, sample(3, S, d)), ({"window": 2}, CONTEXT)],
-        ids=["width", "batch", "window"],
-    )
-    def test_a_context_that_does_not_fit_is_rejected(self, options, context):
-        with rejects("context"):
-            make_layer(causal=False, **options)(X, context=context)
+    def test_a_context_that_does_not_fit_is_rejected(self):
+        for options, context in (({}, sample(B, S, d + 1)), ({}, sample(3, S, d)), ({"window": 2}, CONTEXT)):
+            with rejects("context"):
+                make_layer(causal=False, **options)(X, context=context)
 
     def test_a_gate_that_needs_self_attention_rejects_a_context(self):
         with rejects("gate"):
@@ -352,13 +301,6 @@ class TestCrossAttentionInputs:
 
 
 class TestNorm:
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    def test_a_normed_vector_has_mean_square_one(self, library, dtype):
-        normed = library.call(rms_norm, X.astype(dtype), np.ones(d, dtype))
-        assert isinstance(normed, library.kind)
-        assert to_numpy(normed).dtype == dtype
-        assert abs((to_numpy(normed) ** 2).mean(-1) - 1).max() < 1e-4
-
     def test_the_scale_multiplies_and_epsilon_damps(self):
         scale = sample(d, seed=3)
         square = (X * X).mean(-1, keepdims=True)

@@ -39,11 +39,12 @@ def test_scores_depend_on_the_difference_of_positions_only(rotary, shift):
     assert_close(near, far)
 
 
-def check_rotations(library, variants, dtype):
-    """In one call, which JAX compiles once."""
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_rotation_is_the_complex_product_pair_by_pair_and_keeps_norms(library, dtype):
     x, positions = sample(2, 3, 4, 8, dtype=dtype), np.array([0, 1, 5, 30])
-    found = library.call(lambda x, p: [located(x, p, rotary) for rotary in variants], x, positions)
-    for rotary, turned in zip(variants, found, strict=True):
+    # In one call, which JAX compiles once.
+    found = library.call(lambda x, p: [located(x, p, rotary) for rotary in VARIANTS], x, positions)
+    for rotary, turned in zip(VARIANTS, found, strict=True):
         with naming(rotary):
             assert isinstance(turned, library.kind)
             assert to_numpy(turned).dtype == dtype
@@ -52,15 +53,6 @@ def check_rotations(library, variants, dtype):
             ]
             assert_close(turned, np.array(expected))
             assert_close(np.linalg.norm(to_numpy(turned), axis=-1), np.linalg.norm(x, axis=-1))
-
-
-def test_a_rotation_is_the_complex_product_pair_by_pair_and_keeps_norms(library):
-    check_rotations(library, VARIANTS[-1:], "float64")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_rotation_is_the_complex_product_pair_by_pair_and_keeps_norms(library, dtype):
-    check_rotations(library, VARIANTS, dtype)
 
 
 def test_position_zero_stays_and_the_negative_angle_turns_back():

@@ -59,31 +59,10 @@ def test_every_pair_that_may_meet_meets_once(causal, window):
         assert (queries == 1).all()
 
 
-def test_the_counter_of_visits_sees_a_pair_too_many():
-    blocks = Blocks(2, (KeyRun(0, 2, high=0), KeyRun(0, 1)), range(1), range(1))
-    pairs, _ = visits([blocks], (2, 2))
-    assert pairs.tolist() == [[2, 0], [2, 1]]
-
-
 def test_a_causal_row_is_one_causal_call():
     assert plan_blocks(lay_out((50, 50)), causal=True, window=None, size=8, least_keys=1) == (
         Blocks(50, (KeyRun(0, 50, high=0),), range(1), range(1)),
     )
-
-
-def test_blocks_of_one_shape_are_together_and_evenly_spaced():
-    head, rest = plan_blocks(lay_out((43, 43)), causal=True, window=4, size=8, least_keys=99)
-    assert head == Blocks(3, (KeyRun(0, 3, high=0),), range(1), range(1))
-    assert rest == Blocks(8, (KeyRun(0, 11, low=0, high=3),), range(3, 36, 8), range(0, 33, 8))
-    (documents,) = plan_blocks(lay_out(*[(5, 5)] * 4), causal=True, window=None, size=8, least_keys=99)
-    assert documents.queries == range(0, 16, 5)
-    unevenly, _ = plan_blocks(lay_out((5, 5), (5, 5), (3, 3), (5, 5)), causal=True, window=None, size=8, least_keys=1)
-    assert list(unevenly.queries) == [0, 5, 13]
-
-
-def test_a_wide_window_has_two_edges_and_what_all_queries_see():
-    *_, rest = plan_blocks(lay_out((28, 28)), causal=True, window=13, size=4, least_keys=1)
-    assert rest.runs == (KeyRun(0, 4, low=0), KeyRun(4, 8), KeyRun(12, 4, high=0))
 
 
 def test_keys_scored_grow_with_the_length_and_not_with_its_square():
