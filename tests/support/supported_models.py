@@ -6,17 +6,20 @@ check is marked in the table, and the script fails at the end.
 """
 
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import gated_types
 import model_types
 import other_types
 import torch
 import transformers
 from observed_types import examine
+from retrofit_models import stir
 
 from tidegate._validation import InputError
+from tidegate.torch.retrofit import add_gates, remove_gates
+from tidegate.torch.retrofit.probe import has_cache
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "models-supported.md"
@@ -25,6 +28,8 @@ GATES = ("g1", "bma")
 COLUMNS = (*GATES, "observe")
 UNCACHED = "no cache to check"
 AHEAD = "tokens see later ones"
+CACHED = 3
+"""Tokens that are read one by one with a cache, after the others."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def row_of(model_type):
     refusals, failures, left_alone = {}, {}, 0
     for gate in GATES:
         try:
-            left_alone = max(left_alone, len(gated_types.check_gates(model_type, gate).left_alone))
+            left_alone = max(left_alone, len(check_gates(model_type, gate).left_alone))
         except InputError as error:
             refusals[gate] = reason_of(error)
         except Exception as error:
@@ -71,12 +76,79 @@ def row_of(model_type):
         failures["observe"] = f"{type(error).__name__}: {error}"
     gated = any(gate not in refusals and gate not in failures for gate in GATES)
     notes = [
-        UNCACHED if gated and not gated_types.steps_with_a_cache(model) else "",
+        UNCACHED if gated and not steps_with_a_cache(model) else "",
         AHEAD if model_type in model_types.BOTH_WAYS else "",
         f"{left_alone} attention modules left alone" if left_alone else "",
     ]
     note = "; ".join(filter(None, notes))
     return Row(model_type, built=True, attends=True, refusals=refusals, failures=failures, note=note)
+
+
+def check_gates(model_type, gate):
+    """Add gates to a tiny model and check everything that `add_gates` promises.
+
+    Raises ValueError if the model cannot take them, and AssertionError if a promise does not hold.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = model_types.build(model_type)
+        inputs = model_types.inputs_of(model, padded=True)
+        before = logits_of(model, inputs)
+        report = add_gates(model, gate)
+        assert report.bitwise_equal
+        assert torch.equal(logits_of(model, inputs), before), "other bits"
+        stir(model)
+        assert not torch.equal(logits_of(model, inputs), before), "gates that do nothing"
+        _require_gradients(model, inputs)
+        # Without gates, a few models already give different outputs with a cache.
+        own = _largest_step(model_types.build(model_type))
+        assert _largest_step(model) <= max(1e-4, 2 * own), "other answers with a cache"
+        remove_gates(model)
+        assert torch.equal(logits_of(model, inputs), before), "other bits without the gates"
+    return report
+
+
+def logits_of(model, inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def _require_gradients(model, inputs):
+    model.zero_grad()
+    model(**inputs).logits.float().logsumexp(-1).sum().backward()
+    modules = [module for module in model.modules() if "attn_gate" in dict(module.named_children())]
+    assert modules
+    for module in modules:
+        moved = {
+            name: weight.grad is not None and bool(weight.grad.any()) for name, weight in module.named_parameters()
+        }
+        gates = [name for name in moved if name.startswith("attn_gate.")]
+        # A module that makes discrete choices, such as patches of bytes, has no gradients in its own weights either.
+        others = any(moved[name] for name in moved if name not in gates)
+        assert all(moved[name] == others for name in gates), f"no gradient in {type(module).__name__}: {moved}"
+    model.zero_grad()
+
+
+def steps_with_a_cache(model):
+    """Return whether the model has a cache, so that the check includes tokens that are read one by one."""
+    return has_cache(model, {"input_ids": model_types.inputs_of(model)["input_ids"]})
+
+
+@torch.no_grad()
+def _largest_step(model):
+    """Return the largest relative difference between logits of tokens read one by one and in one pass."""
+    if not steps_with_a_cache(model):
+        return 0.0
+    tokens = model_types.inputs_of(model)["input_ids"]
+    whole = model(input_ids=tokens)
+    step = model(input_ids=tokens[:, :-CACHED], use_cache=True)
+    largest = 0.0
+    for position in range(tokens.shape[1] - CACHED, tokens.shape[1]):
+        token = tokens[:, position : position + 1]
+        step = model(input_ids=token, past_key_values=step.past_key_values, use_cache=True)
+        difference = (step.logits[:, -1] - whole.logits[:, position]).abs().max()
+        largest = max(largest, float(difference / whole.logits.abs().max()))
+    return largest
 
 
 def reason_of(error):
