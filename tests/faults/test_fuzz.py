@@ -386,10 +386,7 @@ def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monke
     ends_in_words()
     assert codes[2]
     assert set(codes) <= {0, 1, 2}
-    report(
-        tried=codes.total(),
-        outcome=f"{codes[2] + codes[1]:,} rejected, {codes[0]:,} accepted; no traceback",
-    )
+    report(tried=codes.total(), outcome=f"{codes[2] + codes[1]:,} rejected, {codes[0]:,} accepted; no traceback")
 
 
 def refuse_to_work(*_arguments, **_options):

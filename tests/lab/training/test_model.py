@@ -101,13 +101,6 @@ def test_logits_of_a_part_keep_to_the_limit_but_no_row_stands_alone(monkeypatch,
     )
 
 
-def test_images_have_one_row_of_logits_each(monkeypatch):
-    config = vision()
-    monkeypatch.setattr(models, "_LOGIT_BYTES", 2 * config.num_classes * 4)
-    batch = Batch(torch.zeros(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64))
-    assert [len(part.inputs) for part in row_parts(build_model(config, seed=0), batch)] == [3, 2]
-
-
 def test_what_is_measured_does_not_depend_on_the_limit(monkeypatch):
     model, batch = build_model(model_of(), seed=0), batch_of(7, hidden=5)
     whole, curve = evaluate(model, [batch]), loss_by_position(model, batch)

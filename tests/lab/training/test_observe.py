@@ -9,15 +9,8 @@ from lab_runs import LENGTH, model_of
 from tidegate.config import VisionConfig
 from tidegate.lab.tasks.task import NO_TARGET, Batch
 from tidegate.lab.training.model import batch_loss, build_model, evaluate
-from tidegate.lab.training.observe import (
-    GateValues,
-    loss_by_position,
-    map_ranks,
-    observe_probe,
-    summarize_observation,
-)
+from tidegate.lab.training.observe import loss_by_position, observe_probe, summarize_observation
 from tidegate.torch.observing import observe
-from tidegate.torch.observing.modules import follow_modules
 
 GATES = ["none", "g1", "bma", "g1-head+g5", "vga+bma-query"]
 VISION = {"d_model": 16, "num_layers": 2, "num_heads": 2, "image_size": 8, "patch_size": 4, "channels": 1}
@@ -182,14 +175,6 @@ def rank_by_svd(maps_NMM):
     return torch.special.entr(singular / singular.sum()).sum().exp()
 
 
-def ranks_of(model, batch):
-    """By layer and head, as a run sees them."""
-    gates = GateValues()
-    with torch.no_grad(), follow_modules(model.eval(), gates):
-        model(batch.inputs)
-    return map_ranks(model, gates.by_gate)
-
-
 def ranks_by_svd(model, batch, sites):
     """By layer and head, from the values of the gates at some sites as a trace has them."""
     model.eval()
@@ -239,7 +224,7 @@ RANK_CASES = [
 @pytest.mark.parametrize(("config", "sites"), RANK_CASES, ids=lambda value: str(getattr(value, "gate", "")))
 def test_the_rank_that_a_run_sees_is_that_of_all_maps_side_by_side(config, sites):
     model, batch = restless(config), example(config)
-    seen = torch.tensor(ranks_of(model, batch), dtype=torch.float64)
+    seen = torch.tensor(observe_probe(model, batch, tokens=0).map_rank, dtype=torch.float64)
     assert_close(seen, torch.tensor(ranks_by_svd(model, batch, sites)), what="finite difference")
     assert bool(((seen > 0) & (seen <= config.d_model)).all())
 
@@ -248,8 +233,9 @@ def test_the_rank_that_a_run_sees_is_that_of_all_maps_side_by_side(config, sites
 def test_one_factor_for_a_whole_head_leaves_the_rank_as_it_is(gate):
     plain, gated = build_model(model_of("none"), seed=0), build_model(model_of(gate), seed=0)
     batch = example(model_of())
-    expected = torch.tensor(ranks_of(plain, batch), dtype=torch.float64)
-    seen = torch.tensor(ranks_of(gated, batch), dtype=torch.float64)
+    expected, seen = (
+        torch.tensor(observe_probe(model, batch, tokens=0).map_rank, dtype=torch.float64) for model in (plain, gated)
+    )
     assert_close(seen, expected, what="finite difference")
 
 
@@ -258,10 +244,4 @@ def test_one_factor_for_a_whole_head_leaves_the_rank_as_it_is(gate):
 )
 def test_what_adds_or_replaces_on_the_way_leaves_no_map(gate):
     config = model_of(gate)
-    assert ranks_of(restless(config), example(config)) is None
-
-
-def test_a_run_that_observes_its_probe_has_the_ranks_on_record():
-    config = model_of("g1+g2")
-    model, batch = restless(config), example(config)
-    assert observe_probe(model, batch, tokens=0).map_rank == ranks_of(model, batch)
+    assert observe_probe(restless(config), example(config), tokens=0).map_rank is None

@@ -128,9 +128,7 @@ def test_the_folder_of_a_run_whose_checkpoint_cannot_be_read_is_rejected(task, t
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [flip_inside, lambda path: path.write_bytes(path.read_bytes()[:-100])],
-    ids=["flipped", "truncated"],
+    "damage", [flip_inside, lambda path: path.write_bytes(path.read_bytes()[:-100])], ids=["flipped", "truncated"]
 )
 def test_a_trained_model_that_is_damaged_is_an_error_and_removed_it_is_trained_again(task, tmp_path, damage):
     folder, run = TrainingFolder(tmp_path), run_of(task)

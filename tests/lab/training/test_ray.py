@@ -169,11 +169,7 @@ def test_a_start_that_is_broken_off_leaves_no_connection_to_wait_for(task, monke
 class TestWhatARunIsGiven:
     @pytest.mark.parametrize(
         ("options", "field"),
-        [
-            ({"cpus": 1.5}, "cpus"),
-            ({"cpus": 3, "processes": 2}, "cpus"),
-            ({"gpus": 1, "processes": 2}, "gpus"),
-        ],
+        [({"cpus": 1.5}, "cpus"), ({"cpus": 3, "processes": 2}, "cpus"), ({"gpus": 1, "processes": 2}, "gpus")],
     )
     def test_is_rejected_where_it_makes_no_sense(self, options, field):
         with rejects(field):

@@ -11,15 +11,7 @@ from tidegate import InputError
 from tidegate._json import add_checksum, content_hash
 from tidegate.lab.tasks.recall import RecallTask
 from tidegate.lab.tasks.task import TaskFacts
-from tidegate.lab.training.records import (
-    Costs,
-    LayerMeasurements,
-    Plan,
-    Record,
-    RecordFile,
-    Variant,
-    last_costs,
-)
+from tidegate.lab.training.records import Costs, LayerMeasurements, Plan, Record, RecordFile, Variant, last_costs
 
 PLAN = Plan(
     command="tidegate compare",

@@ -20,8 +20,6 @@ from tidegate.lab.training.observe import observe_probe
 from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch.gate import gate_parameters
 
-DEFAULT_GATES = ("none", "g1", "bma", "bma-query")
-
 
 def image_run():
     model = VisionConfig(gate="g1", d_model=16, num_layers=1, num_heads=2, image_size=8, patch_size=4, channels=1)
@@ -230,25 +228,15 @@ class TestTheRecord:
         assert record.observations[0].gates == {}
 
 
-class TestVariantsOfOneSeed:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def prints(cls, tmp_path_factory):
-        task = text_of(tmp_path_factory.mktemp("text"))
-        widths = {"none": None, "g1": (40, 41), "bma": (33, 32), "bma-query": 64}
-        return {
-            gate: executed(run_of(task, variant=gate, model=model_of(gate, d_ff=widths[gate]), steps=2)).fingerprints
-            for gate in DEFAULT_GATES
-        }
-
-    def test_share_batches_and_validation_set(self, prints):
-        for name in ("batches", "validation"):
-            assert len({own[name] for own in prints.values()}) == 1
-
-    def test_share_the_start_of_every_common_weight_whatever_their_widths(self, prints):
-        names = {name for own in prints.values() for name in own}
-        for name in names:
-            assert len({own[name] for own in prints.values() if name in own}) == 1, name
+def test_variants_of_one_seed_share_batches_and_the_start_of_every_common_weight_whatever_their_widths(task):
+    widths = {"none": None, "g1": (40, 41), "bma": (33, 32), "bma-query": 64}
+    prints = [
+        executed(run_of(task, variant=gate, model=model_of(gate, d_ff=width), steps=2)).fingerprints
+        for gate, width in widths.items()
+    ]
+    assert {"batches", "validation"} < set.intersection(*map(set, prints))
+    for name in set().union(*prints):
+        assert len({own[name] for own in prints if name in own}) == 1, name
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 5}, {"steps": 3}])
@@ -260,18 +248,17 @@ def test_other_batches_have_another_fingerprint(task, change):
     assert (first[weight] == second[weight]) == ("seed" not in change)
 
 
-class TestTheOptimiser:
-    def test_has_gates_in_a_group_of_their_own_without_weight_decay(self, task):
-        run = run_of(task, gate="g1+bma", gate_lr=0.25, weight_decay=0.3)
-        model = build_model(run.model, seed=0)
-        gates, matrices, vectors = make_optimizer(model, run).param_groups
-        assert {id(p) for p in gates["params"]} == {id(p) for p in gate_parameters(model)}
-        lr = run.training.lr
-        assert (gates["weight_decay"], gates["lr"]) == (0.0, 0.25 * lr)
-        assert (matrices["weight_decay"], matrices["lr"]) == (0.3, lr)
-        assert (vectors["weight_decay"], vectors["lr"]) == (0.0, lr)
-        assert {p.ndim for p in matrices["params"]} == {2}
-        assert {p.ndim for p in vectors["params"]} == {1}
+def test_gates_have_a_group_of_their_own_without_weight_decay(task):
+    run = run_of(task, gate="g1+bma", gate_lr=0.25, weight_decay=0.3)
+    model = build_model(run.model, seed=0)
+    gates, matrices, vectors = make_optimizer(model, run).param_groups
+    assert {id(p) for p in gates["params"]} == {id(p) for p in gate_parameters(model)}
+    lr = run.training.lr
+    assert (gates["weight_decay"], gates["lr"]) == (0.0, 0.25 * lr)
+    assert (matrices["weight_decay"], matrices["lr"]) == (0.3, lr)
+    assert (vectors["weight_decay"], vectors["lr"]) == (0.0, lr)
+    assert {p.ndim for p in matrices["params"]} == {2}
+    assert {p.ndim for p in vectors["params"]} == {1}
 
 
 class TestDivergence:
@@ -294,15 +281,14 @@ class TestDivergence:
         assert {point.loss for point in record.curve} == {None}
 
 
-class TestAFailure:
-    def test_is_a_record_with_the_traceback(self, task, monkeypatch):
-        def broken(*arguments):
-            raise ZeroDivisionError("on purpose")
+def test_a_failure_is_a_record_with_the_traceback(task, monkeypatch):
+    def broken(*arguments):
+        raise ZeroDivisionError("on purpose")
 
-        monkeypatch.setattr(train, "train_step", broken)
-        run = run_of(task)
-        record = executed(run)
-        assert (record.id, record.status, record.loss) == (run.id, "failed", None)
-        assert record.run == run
-        assert record.error.startswith("Traceback")
-        assert record.error.strip().endswith("ZeroDivisionError: on purpose")
+    monkeypatch.setattr(train, "train_step", broken)
+    run = run_of(task)
+    record = executed(run)
+    assert (record.id, record.status, record.loss) == (run.id, "failed", None)
+    assert record.run == run
+    assert record.error.startswith("Traceback")
+    assert record.error.strip().endswith("ZeroDivisionError: on purpose")
