@@ -30,15 +30,8 @@ class TestWhatMuonUpdates:
     def test_are_the_linear_maps_inside_blocks_and_nothing_else(self, gate):
         model = build_model(model_of(gate, **EVERYTHING))
         muon, *others = names_by_group(model, run_with(model.config))
-        expected = {
-            f"stack.blocks.{block}.{part}.weight"
-            for block in (0, 1)
-            for part in (
-                *(f"attention.{name}_proj" for name in "qkvo"),
-                *(f"feedforward.{name}_proj" for name in ("gate", "up", "down")),
-            )
-        }
-        assert muon == expected
+        assert muon == {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
+        assert len(muon) == 2 * 7
         by_adamw = set().union(*others)
         assert muon | by_adamw == {name for name, _ in model.named_parameters()}
         assert len(by_adamw) == sum(map(len, others)), "a parameter in two groups would be updated twice"

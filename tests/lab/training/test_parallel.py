@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import lab_processes
@@ -79,17 +80,14 @@ def task(folder):
 @pytest.fixture(scope="module")
 def alone(task):
     """What one process makes, once for each gate and dtype."""
-    made = {}
 
-    def make(*case):
-        if case not in made:
-            dtype, gate, steps = case
-            torch.set_default_dtype(getattr(torch, dtype))
-            try:
-                made[case] = steps_of(run_with(task, gate, steps=steps))
-            finally:
-                torch.set_default_dtype(torch.float32)
-        return made[case]
+    @cache
+    def make(dtype, gate, steps):
+        torch.set_default_dtype(getattr(torch, dtype))
+        try:
+            return steps_of(run_with(task, gate, steps=steps))
+        finally:
+            torch.set_default_dtype(torch.float32)
 
     return make
 

@@ -1,5 +1,4 @@
 import model_types
-import other_types
 import pytest
 import supported_models
 from errors import rejects
@@ -47,7 +46,7 @@ def test_every_type_is_gated_or_refused_as_the_table_says(model_type, gate):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", other_types.KINDS)
+@pytest.mark.parametrize("kind", supported_models.KINDS)
 def test_other_kinds_are_gated_or_refused_as_the_table_says(kind):
     counts, failures = supported_models.count_others(kind)
     assert not failures
