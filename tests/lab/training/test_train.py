@@ -21,33 +21,22 @@ from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch.gate import gate_parameters
 
 
-def image_run():
-    model = VisionConfig(gate="g1", d_model=16, num_layers=1, num_heads=2, image_size=8, patch_size=4, channels=1)
-    return run_of(image_task(), model=model)
-
-
-def recall_run():
-    model = model_of("bma", vocab_size=128, dropout=0.1)
-    return run_of(RecallTask(num_pairs=2), model=model, num_evaluations=1)
-
-
-RUNS = {
-    "text": lambda task: run_of(task),
-    "dropout": lambda task: run_of(task, model=model_of("g1", dropout=0.2, attention_dropout=0.1)),
-    "image": lambda task: image_run(),
-    "recall": lambda task: recall_run(),
-}
-
-
-STOPS = axis((1, 2, 3, 7, STEPS - 1, STEPS), 7)
+RUNS = ("text", "dropout", "image", "recall")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The runs, and the record that each gives if nothing interrupts it."""
     task = text_of(tmp_path_factory.mktemp("text"))
-    runs = {name: run(task) for name, run in RUNS.items()}
-    return {name: (run, executed(run)) for name, run in runs.items()}
+    vision = VisionConfig(gate="g1", d_model=16, num_layers=1, num_heads=2, image_size=8, patch_size=4, channels=1)
+    recalling = model_of("bma", vocab_size=128, dropout=0.1)
+    runs = (
+        run_of(task),
+        run_of(task, model=model_of("g1", dropout=0.2, attention_dropout=0.1)),
+        run_of(image_task(), model=vision),
+        run_of(RecallTask(num_pairs=2), model=recalling, num_evaluations=1),
+    )
+    return {name: (run, executed(run)) for name, run in zip(RUNS, runs, strict=True)}
 
 
 class TestTheSameRun:
@@ -59,7 +48,7 @@ class TestTheSameRun:
         torch.rand(5)
         assert timeless(executed(run)) == timeless(first)
 
-    @over(name=axis(RUNS.keys(), "dropout"), stop=STOPS)
+    @over(name=axis(RUNS, "dropout"), stop=axis((1, 2, 3, 7, STEPS - 1, STEPS), 7))
     def test_stopped_at_any_step_goes_on_as_if_never_stopped(self, undisturbed, tmp_path, name, stop):
         run, first = undisturbed[name]
         expected = timeless(first)
