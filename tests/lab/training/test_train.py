@@ -20,7 +20,6 @@ from tidegate.lab.training.observe import observe_probe
 from tidegate.lab.training.train import make_optimizer, train_step
 from tidegate.torch.gate import gate_parameters
 
-
 RUNS = ("text", "dropout", "image", "recall")
 
 
