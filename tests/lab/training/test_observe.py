@@ -60,31 +60,6 @@ def test_to_look_changes_nothing_and_draws_no_random_number(config):
     assert not any(block._forward_hooks for block in model.stack.blocks)
 
 
-def with_stream(rows):
-    """A model without blocks' work, whose residual stream is these rows (tokens, M) all along."""
-    model = build_model(model_of("none", d_model=rows.shape[1], vocab_size=len(rows)), seed=0)
-    with torch.no_grad():
-        model.embedding.weight.copy_(rows)
-        for block in model.stack.blocks:
-            block.attention.o_proj.weight.zero_()
-            block.feedforward.down_proj.weight.zero_()
-    return model, Batch(torch.arange(len(rows))[None], torch.zeros(1, len(rows), dtype=torch.int64))
-
-
-class TestTheResidualStream:
-    def test_rank_is_that_of_the_normalised_singular_values(self):
-        rows = torch.randn(12, 16, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 17.0)
-        shares = torch.linalg.svdvals(rows.double())
-        expected = torch.special.entr(shares / shares.sum()).sum().exp()
-        seen = observe_probe(*with_stream(rows), tokens=0)
-        assert_close(torch.tensor(seen.effective_rank), expected.expand(2), dtype="float32")
-
-    def test_its_largest_activation_counts_either_sign(self):
-        rows = torch.zeros(8, 16)
-        rows[:, 0], rows[3, 4] = 1.0, -7.0
-        assert observe_probe(*with_stream(rows), tokens=0).largest_activation == (7.0, 7.0)
-
-
 @pytest.mark.parametrize("size", [math.nan, math.inf, 3e38])
 def test_of_numbers_that_are_not_finite_there_is_nothing_to_see(size):
     model = build_model(model_of("output:input:identity"), seed=0)
@@ -92,12 +67,6 @@ def test_of_numbers_that_are_not_finite_there_is_nothing_to_see(size):
         for block in model.stack.blocks:
             block.attention.v_proj.weight.fill_(size)
     assert observe_probe(model, example(model.config), tokens=0) is None
-
-
-def test_a_stream_of_zeros_has_rank_0():
-    seen = observe_probe(*with_stream(torch.zeros(8, 16)), tokens=0)
-    assert seen.effective_rank == (0, 0)
-    assert seen.sink_contribution == ((0, 0), (0, 0))
 
 
 def test_queries_that_all_see_themselves_alone_have_no_means():

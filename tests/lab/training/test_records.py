@@ -1,5 +1,4 @@
 import json
-import shutil
 from dataclasses import replace
 
 import fault_points
@@ -73,18 +72,6 @@ def test_a_line_that_was_cut_off_anywhere_is_ignored_and_replaced_by_the_next(fi
 
 class TestAFileThatIsTakenAway:
     words = r"records\.jsonl was removed or replaced while this command was running.* Rerun the command"
-
-    def test_is_not_begun_anew_without_its_lines(self, tmp_path):
-        file = RecordFile(tmp_path / "out" / "records.jsonl")
-        file.path.parent.mkdir()
-        with file.lock():
-            file.append(PLAN)
-            shutil.rmtree(file.path.parent)
-            # As the checkpoint of a run makes the folder again.
-            (file.path.parent / "checkpoints").mkdir(parents=True)
-            with pytest.raises(FileNotFoundError, match=self.words):
-                file.append(FAILED)
-            assert not file.path.exists()
 
     def test_by_another_command_that_begins_its_own_does_not_mix_with_that(self, file):
         with file.lock():
