@@ -13,7 +13,6 @@ from errors import rejects
 from lab_cluster import LONG, SCENARIOS, long_runs, pair_run
 from lab_runs import executed, run_of, text_of, timeless
 
-from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors.executor import RunResources, make_executor
 from tidegate.lab.training.parallel import is_lost_peer
@@ -106,11 +105,6 @@ class TestTwoProcessesOfARun:
         losses = [[point.loss for point in record.curve] for record in (undisturbed, alone)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-4)
         assert events[-1].step == LONG
-
-    def test_leave_a_model_whose_layers_are_measured(self, answers):
-        _, _, folder = answers["together"]
-        run = pair_run(text_of(folder.parent))
-        assert measure_run(run, folder / "checkpoints").curvature is not None
 
     def test_that_are_lost_go_on_when_there_is_room_and_end_as_if_nothing_had_been(self, answers, undisturbed):
         (record,), events, _ = answers["together_lost"]
