@@ -13,12 +13,12 @@ import pytest
 import torch
 import typer
 from damage import change_header, change_metadata
+from hostile import measure_spending
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lab_runs import LINES, executed, model_of, run_of, text_of
 from PIL import Image
 from retrofit_models import tiny
-from spending import measure_spending
 from typer.testing import CliRunner
 
 from tidegate import Gate, Gates
@@ -346,24 +346,7 @@ def options_of(command):
 
 VERBS = {name: options_of(command) for name, command in typer.main.get_command(app).commands.items()}
 words = st.sampled_from(
-    (
-        "none,g1",
-        "bma",
-        "",
-        "-1",
-        "0",
-        "1e400",
-        "nan",
-        "lm",
-        "tiny",
-        "∞",
-        "\x1b[31m",
-        "a" * 500,
-        "--",
-        "/",
-        "/dev/null",
-        "list",
-    )
+    ["none,g1", "bma", "", "-1", "0", "1e400", "nan", "lm", "∞", "\x1b[31m", "a" * 500, "--", "/", "/dev/null", "list"]
 )
 
 
@@ -403,10 +386,7 @@ def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monke
     ends_in_words()
     assert codes[2]
     assert set(codes) <= {0, 1, 2}
-    report(
-        tried=codes.total(),
-        outcome=f"{codes[2] + codes[1]:,} rejected, {codes[0]:,} accepted; no traceback",
-    )
+    report(tried=codes.total(), outcome=f"{codes[2] + codes[1]:,} rejected, {codes[0]:,} accepted; no traceback")
 
 
 def refuse_to_work(*_arguments, **_options):

@@ -238,10 +238,7 @@ def test_a_run_whose_workers_are_killed_inside_their_writes_fails_and_resumes_la
     assert len(failed) == len(victims.first_losses(out)) == 2
     assert len(records) == len(processes.expected) + 2
     assert {record.id: record for record in records if record not in failed} == processes.expected
-    report(
-        tried=2 * (1 + RETRIES),
-        outcome="two runs recorded as failed after two retries; then same records",
-    )
+    report(tried=2 * (1 + RETRIES), outcome="two runs recorded as failed after two retries; then same records")
 
 
 @pytest.mark.fault("SIGKILL of a study at a random moment")
@@ -266,10 +263,7 @@ def test_a_study_killed_before_its_record_is_in_its_place_leaves_none(study, tmp
 @pytest.mark.fault("SIGKILL of `tidegate train` at a random moment")
 def test_a_training_killed_at_random_moments_resumes_to_the_same_model(training, tmp_path, effort, report):
     killed, folders = training.kill_at_random(tmp_path, effort(2, 50), random.Random(5))
-    report(
-        tried=killed,
-        outcome=f"same record, model and log in all {folders} folders",
-    )
+    report(tried=killed, outcome=f"same record, model and log in all {folders} folders")
 
 
 @pytest.mark.fault(lambda point: f"SIGKILL of `tidegate train` when {POINTS[point]}")
@@ -316,19 +310,13 @@ def test_a_training_killed_inside_its_checkpoints_resumes_to_the_same_model(
         while killed < number and training.kill_at(point, out, counts.randint(1, 3)):
             killed += 1
         assert training.finish(out) == training.expected
-    report(
-        tried=killed,
-        outcome=f"same record, model and log in all {folders} folders",
-    )
+    report(tried=killed, outcome=f"same record, model and log in all {folders} folders")
 
 
 @pytest.mark.fault("SIGKILL of `tidegate tokenize` at a random moment")
 def test_a_tokenizing_killed_at_random_moments_resumes_to_the_same_shards(tokenizing, tmp_path, effort, report):
     killed, folders = tokenizing.kill_at_random(tmp_path, effort(4, 100), random.Random(6))
-    report(
-        tried=killed,
-        outcome=f"same files in all {folders} folders",
-    )
+    report(tried=killed, outcome=f"same files in all {folders} folders")
 
 
 @pytest.mark.fault("SIGKILL of `tidegate tokenize` when a file is written but not in place")

@@ -84,10 +84,7 @@ def test_a_small_disk_is_filled_and_given_room_again(small_disk, comparison, exp
             comparison(small_disk / "out")
     ballast.unlink()
     assert comparison(small_disk / "out") == expected
-    report(
-        tried=3,
-        outcome="an error each time, naming the file; with room again, the same records",
-    )
+    report(tried=3, outcome="an error each time, naming the file; with room again, the same records")
 
 
 @pytest.mark.fault("A limit on the size of files (RLIMIT_FSIZE)")

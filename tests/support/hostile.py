@@ -3,7 +3,9 @@
 import json
 import pickle
 import struct
+import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +14,34 @@ from damage import change_header, forge_tensors
 from lab_runs import model_of
 from retrofit_models import tiny
 from safetensors.torch import load_file, save_file
-from spending import measure_spending
 
+from tidegate.lab.compare.cost import _PEAKS_RESET, _status_bytes
 from tidegate.lab.models.language_models import load_language_model, token_windows
 from tidegate.torch import TransformerLM, save_model
 
 # Import the classes here, so that only the loader's own time and memory are measured.
 assert transformers.models.llama.modeling_llama
+
+
+@dataclass
+class Spent:
+    """CPU time and additional memory, set when the block ends."""
+
+    seconds: float = 0.0
+    num_bytes: int = 0
+
+
+@contextmanager
+def measure_spending():
+    """Measure a block's CPU time, and its peak memory above that at its start."""
+    spent, resting = Spent(), _status_bytes("VmRSS")
+    _PEAKS_RESET.write_text("5")
+    start = time.process_time()
+    try:
+        yield spent
+    finally:
+        spent.seconds = time.process_time() - start
+        spent.num_bytes = _status_bytes("VmHWM") - resting
 
 
 class Bomb:
@@ -106,19 +129,14 @@ def cut_weights(folder, mark):
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def million_layers(folder, mark):
-    llama(folder)
-    change_config(folder, num_hidden_layers=10**6)
+def config_with(**values):
+    """Make a model whose configuration has these values."""
+    return lambda folder, mark: (llama(folder), change_config(folder, **values))
 
 
-def giant_width(folder, mark):
-    llama(folder)
-    change_config(folder, hidden_size=10**9, intermediate_size=10**9)
-
-
-def giant_vocabulary(folder, mark):
-    llama(folder)
-    change_config(folder, vocab_size=10**15)
+def ours_with(**values):
+    """Make a model file of ours whose configuration has these values."""
+    return lambda folder, mark: ours(folder, **values)
 
 
 def nested_config(folder, mark):
@@ -130,18 +148,6 @@ def nested_tokenizer(folder, mark):
     llama(folder)
     (folder / "tokenizer.json").write_text("[" * 200_000)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-
-
-def our_million_layers(folder, mark):
-    ours(folder, num_layers=10**6)
-
-
-def our_giant_width(folder, mark):
-    ours(folder, d_model=10**9)
-
-
-def our_giant_vocabulary(folder, mark):
-    ours(folder, vocab_size=10**15)
 
 
 def our_nested_metadata(folder, mark):
@@ -164,12 +170,13 @@ class Hostile:
     """Takes the folder, and a path at which nothing may be created."""
     refusal: str
     """A telling word of the error; empty if the model loads without harm."""
+    name: str = ""
+    """By default that of the function."""
     tokenizes: bool = False
     """Whether to tokenize a text, too."""
 
-    @property
-    def name(self):
-        return self.make.__name__.replace("_", " ")
+    def __post_init__(self):
+        object.__setattr__(self, "name", self.name or self.make.__name__.replace("_", " "))
 
 
 FOLDERS = (
@@ -183,14 +190,14 @@ FOLDERS = (
     Hostile(offsets_that_lie, "weights"),
     Hostile(header_that_never_ends, "weights"),
     Hostile(cut_weights, "weights"),
-    Hostile(million_layers, "num_hidden_layers"),
-    Hostile(giant_width, "config.json"),
-    Hostile(giant_vocabulary, "config.json"),
+    Hostile(config_with(num_hidden_layers=10**6), "num_hidden_layers", "million layers"),
+    Hostile(config_with(hidden_size=10**9, intermediate_size=10**9), "config.json", "giant width"),
+    Hostile(config_with(vocab_size=10**15), "config.json", "giant vocabulary"),
     Hostile(nested_config, "config.json"),
     Hostile(nested_tokenizer, "tokenizer", tokenizes=True),
-    Hostile(our_million_layers, "num_layers"),
-    Hostile(our_giant_width, "d_model"),
-    Hostile(our_giant_vocabulary, "vocab_size"),
+    Hostile(ours_with(num_layers=10**6), "num_layers", "our million layers"),
+    Hostile(ours_with(d_model=10**9), "d_model", "our giant width"),
+    Hostile(ours_with(vocab_size=10**15), "vocab_size", "our giant vocabulary"),
     Hostile(our_nested_metadata, "JSON"),
     Hostile(our_nested_header, "JSON"),
     Hostile(empty_file, "safetensors"),

@@ -112,20 +112,7 @@ def make(gate="none", *, dtype=jnp.float64, **options):
 
 def twin(layer):
     """A PyTorch layer's JAX twin, of NumPy arrays."""
-    config = AttentionConfig(
-        d_model=layer.shape.d_model,
-        num_heads=layer.shape.num_heads,
-        gate=layer.gates,
-        num_kv_heads=layer.shape.num_kv_heads,
-        head_dim=layer.shape.head_dim,
-        dropout=layer.dropout,
-        bias=layer.q_proj.bias is not None,
-        rope=layer.rotary,
-        qk_norm=layer.q_norm is not None,
-        window=layer.window,
-        metric=None if layer.metric is None else layer.metric.kind,
-        temperature=layer.temperature,
-    )
+    config = AttentionConfig(**torch_layers.options_of(layer), gate=layer.gates, dropout=layer.dropout)
     return Layer(as_params(dict(layer.named_parameters()), layer.shape.head_dim), config, layer, layer.causal)
 
 

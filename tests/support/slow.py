@@ -19,16 +19,11 @@ PHI = {
 
 def slow_gate(gate, target, parameters, *, input, context=None, query=None, value=None, output=None, partition=None):  # noqa: A002
     """Apply a gate to one sequence: target is (heads, T, h), or (T, d) at the dense site."""
-    if gate.site == "dense":
-        return slow_heads(gate, target[None], parameters, input, context, query, value, output, partition)[0]
-    return slow_heads(gate, target, parameters, input, context, query, value, output, partition)
-
-
-def slow_heads(gate, target, parameters, input, context, query, value, output, partition):  # noqa: A002
-    gated = np.empty_like(target)
+    heads = target[None] if gate.site == "dense" else target
+    gated = np.empty_like(heads)
     source = gate.site in ("key", "value")
     group = None if query is None or value is None else query.shape[0] // value.shape[0]
-    for n, head in enumerate(target):
+    for n, head in enumerate(heads):
         for t, features in enumerate(head):
             if gate.reads == "input":
                 reads = context[t] if source and context is not None else input[t]
@@ -47,7 +42,7 @@ def slow_heads(gate, target, parameters, input, context, query, value, output, p
                     slow_logit(gate, parameters, reads, n, group, 0 if gate.grain == "head" else c)
                 )
                 gated[n, t, c] = features[c] * g if gate.op == "multiply" else features[c] + g
-    return gated
+    return gated[0] if gate.site == "dense" else gated
 
 
 def slow_logit(gate, parameters, reads, n, group, column):

@@ -51,23 +51,25 @@ def make(gate="none", *, seed=0, dtype=torch.float64, d_model=24, num_heads=4, *
     return layer.to(dtype)
 
 
+def options_of(layer):
+    """Return the options of a layer that both frameworks have, without its gates."""
+    return {
+        "d_model": layer.shape.d_model,
+        "num_heads": layer.shape.num_heads,
+        "num_kv_heads": layer.shape.num_kv_heads,
+        "head_dim": layer.shape.head_dim,
+        "bias": layer.q_proj.bias is not None,
+        "rope": layer.rotary,
+        "qk_norm": layer.q_norm is not None,
+        "window": layer.window,
+        "metric": None if layer.metric is None else layer.metric.kind,
+        "temperature": layer.temperature,
+    }
+
+
 def ungated(layer):
     """Return the same layer with the same weights, without gates."""
-    plain = GatedAttention(
-        layer.shape.d_model,
-        layer.shape.num_heads,
-        gate="none",
-        num_kv_heads=layer.shape.num_kv_heads,
-        head_dim=layer.shape.head_dim,
-        causal=layer.causal,
-        bias=layer.q_proj.bias is not None,
-        rope=layer.rotary,
-        qk_norm=layer.q_norm is not None,
-        window=layer.window,
-        metric=None if layer.metric is None else layer.metric.kind,
-        temperature=layer.temperature,
-        dtype=layer.q_proj.weight.dtype,
-    )
+    plain = GatedAttention(**options_of(layer), gate="none", causal=layer.causal, dtype=layer.q_proj.weight.dtype)
     own = {name: value for name, value in layer.state_dict().items() if not name.startswith("attn_gate")}
     plain.load_state_dict(own)
     return plain

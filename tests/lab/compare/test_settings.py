@@ -1,12 +1,12 @@
 """Settings that an earlier comparison selected: which are taken, for whom, and for what they are rejected."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from errors import rejects
 from lab_lines import replanned, with_trials
 from lab_runs import request_of, text_of
-from standard_settings import made_from_records
 
 from tidegate.cli.compare import DEFAULT_VARIANTS
 from tidegate.lab.compare import tuning
@@ -69,7 +69,12 @@ def test_a_variant_that_was_not_tuned_gets_the_controls(settings):
 
 class TestTheStandardSettings:
     def test_are_those_of_the_records(self):
-        assert standard_settings() == made_from_records()
+        # If they change, write `json.dumps(add_checksum(asdict(expected)), indent=2)` to STANDARD_SETTINGS.
+        records = Path(__file__).parents[3] / "docs" / "records" / "compare" / "first-arm"
+        expected = settings_of_records(
+            RecordFile(records_path(records)).read(), source="the settings that come with Tidegate"
+        )
+        assert standard_settings() == expected
 
     def test_fit_the_default_comparison_and_no_other(self, monkeypatch, tmp_path):
         task = make_task("lm", None, length=PRESETS["lm"]["tiny"].length)

@@ -16,7 +16,6 @@ from tidegate.lab.training.checkpoint import (
     forget_checkpoint,
     load_checkpoint,
     previous_path,
-    remove_if_empty,
     save_checkpoint,
 )
 from tidegate.lab.training.model import build_model
@@ -86,18 +85,6 @@ def test_model_optimiser_and_state_come_back_bit_for_bit(task, trained, path):
     )
 
 
-def test_the_model_alone_comes_back_without_an_optimiser(task, trained, path):
-    _, model, optimizer = trained
-    save_checkpoint(path.parent, model, optimizer, run=RUN, state=STATE)
-    _, other, _ = advanced(task, steps=0)
-    assert load_checkpoint(path.parent, other, run=RUN.id) == LOADED
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-
-
-def test_where_there_is_none_nothing_changes(task, path):
-    assert loaded_step(path, task) == (None, ())
-
-
 def test_its_folder_is_made_and_holds_the_last_two_and_nothing_else(task, trained, tmp_path):
     _, model, optimizer = trained
     path = checkpoint_path(tmp_path / "some" / "where", RUN.id)
@@ -109,33 +96,6 @@ def test_its_folder_is_made_and_holds_the_last_two_and_nothing_else(task, traine
     assert loaded_step(path, task) == (2, ())
     forget_checkpoint(path.parent, RUN.id)
     assert not any(path.parent.iterdir())
-
-
-def test_its_folder_stays_while_others_save_and_goes_when_asked_for(tmp_path):
-    other = tmp_path / "b.safetensors"
-    other.touch()
-    forget_checkpoint(tmp_path, "a")
-    remove_if_empty(tmp_path)
-    assert other.exists()
-    forget_checkpoint(tmp_path, "b")
-    assert tmp_path.exists()
-    remove_if_empty(tmp_path)
-    remove_if_empty(tmp_path)
-    assert not tmp_path.exists()
-
-
-def test_one_that_was_not_written_to_its_end_leaves_those_before(task, trained, two, monkeypatch):
-    _, model, optimizer = trained
-
-    def broken(tensors, file, metadata):
-        file.write_bytes(b"half")
-        raise OSError("no space left")
-
-    monkeypatch.setattr(checkpoint, "save_file", broken)
-    with pytest.raises(OSError, match="no space left"):
-        save_checkpoint(two.parent, model, optimizer, run=RUN, state=replace(STATE, step=4))
-    assert loaded_step(two, task) == (3, ())
-    assert sorted(two.parent.iterdir()) == [previous_path(two), two]
 
 
 class TestAnotherProcessThatStillSaves:
@@ -163,7 +123,9 @@ class TestAnotherProcessThatStillSaves:
         assert loaded_step(two, task) == (4, ())
 
 
-@pytest.mark.parametrize(("point", "step"), [("before-move", 3), ("after-previous", 3), ("moved", 4)])
+@pytest.mark.parametrize(
+    ("point", "step"), [("half-written", 3), ("before-move", 3), ("after-previous", 3), ("moved", 4)]
+)
 def test_at_every_moment_of_a_save_one_is_whole(task, trained, two, monkeypatch, point, step):
     _, model, optimizer = trained
     fault_points.ask_for(monkeypatch, f"checkpoint:{point}")
@@ -173,45 +135,22 @@ def test_at_every_moment_of_a_save_one_is_whole(task, trained, two, monkeypatch,
 
 
 class TestADamagedCheckpoint:
-    def test_gives_way_to_the_previous_one_and_is_removed(self, task, two):
-        flip_inside(two)
-        step, (problem,) = loaded_step(two, task)
-        assert step == 2
-        assert f"got {two}. It is damaged: checksum mismatch." in problem
-        assert not two.exists()
-
     def test_does_not_push_out_the_whole_one_at_the_next_save(self, task, trained, two, monkeypatch):
         _, model, optimizer = trained
         flip_inside(two)
         assert loaded_step(two, task)[0] == 2
+        assert not two.exists()
         fault_points.ask_for(monkeypatch, "checkpoint:before-move")
         with pytest.raises(OSError, match="No space left"):
             save_checkpoint(two.parent, model, optimizer, run=RUN, state=STATE)
         assert loaded_step(two, task) == (2, ())
 
-    def test_and_another_leave_a_run_to_begin_anew(self, task, two):
-        for file in (two, previous_path(two)):
-            flip_inside(file)
-        step, problems = loaded_step(two, task)
-        assert step is None
-        assert len(problems) == 2
-        assert loaded_step(two, task) == (None, ())
-
     @pytest.mark.parametrize(
         ("change", "words"),
         [
             ({"metadata": {"run": "b"}}, "It belongs to the run b."),
-            (
-                {"metadata": {"state": "[" * 100_000}},
-                "text must be valid JSON. Lists or objects are nested too",
-            ),
             ({"metadata": {"state": json.dumps(asdict(STATE) | {"step": "3"})}}, "state.step must be a whole number"),
-            ({"metadata": {"state": json.dumps(asdict(STATE) | {"tide": 1})}}, "state.tide must be a field"),
-            (
-                {"tensors": {"model.stack.norm.weight": None}},
-                "fit the run: model.stack.norm.weight is missing",
-            ),
-            ({"tensors": {"model.stack.norm.weight": torch.zeros(3)}}, "has shape (3,), expected (16,)"),
+            ({"tensors": {"model.stack.norm.weight": None}}, "fit the run: model.stack.norm.weight is missing"),
             ({"tensors": {MOMENT: torch.zeros(3)}}, f"{MOMENT} has shape (3,), expected (16,)"),
             ({"tensors": {"optimizer.other.exp_avg": torch.zeros(3)}}, "optimizer.other.exp_avg is unexpected"),
             ({"metadata": {"version": "0"}}, "It has version '0'"),

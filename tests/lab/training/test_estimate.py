@@ -8,7 +8,6 @@ from lab_runs import LENGTH, STEPS, model_of, run_of, text_of
 
 from tidegate.lab.training import estimate
 from tidegate.lab.training.estimate import estimate_run
-from tidegate.lab.training.machine import matrix_flops
 from tidegate.lab.training.model import build_model, loss_parts, training_flops
 from tidegate.lab.training.optimizers import make_optimizer
 from tidegate.lab.training.train import train_step
@@ -84,8 +83,3 @@ def test_the_hours_elsewhere_follow_from_the_rate(task):
     for flops, mfu, field in [(0, 0.4, "flops"), (math.nan, 0.4, "flops"), (1e12, 1.5, "mfu")]:
         with rejects(field):
             found.hours_at(flops, mfu)
-
-
-def test_the_rate_of_products_is_measured():
-    assert matrix_flops("cpu", half=False) > 1e7
-    assert matrix_flops("cpu", half=True) > 1e5

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from closeness import assert_close
-from errors import rejects
 from lab_runs import STEPS, executed, model_of, run_of, text_of, timeless
 from torch import nn
 
@@ -40,31 +39,10 @@ def test_the_gradients_of_parts_add_up_to_those_of_the_batch_though_their_target
         assert_close(found[name], gradient, what="gradient")
 
 
-def test_a_run_in_parts_ends_where_the_whole_one_does(task):
-    whole, parts = executed(run_of(task)), executed(run_of(task, accumulate=2))
-    assert parts.status == "finished", parts.error
-    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
-    assert parts.fingerprints == whole.fingerprints
-
-
 def test_parts_are_refused_where_a_gate_reads_the_next_sequence(task):
     record = executed(run_of(task, gate="output:input:sigmoid:shuffled", accumulate=2))
     assert record.status == "failed"
     assert "accumulate must be 1 with the gate" in record.error
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"batch_size": 4, "accumulate": 3}, "accumulate"),
-        ({"precision": "fp16"}, "precision"),
-        ({"optimizer": "sgd"}, "optimizer"),
-        ({"accumulate": 0}, "accumulate"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options, field):
-    with rejects(field):
-        Training(steps=1, **options)
 
 
 class TestHalfPrecision:

@@ -83,13 +83,6 @@ def test_of_text_bits_per_byte_are_reported_and_of_images_the_accuracy(task):
     assert task_metrics(evaluation, ImageTask().load()) == {"accuracy": 0.25}
 
 
-def test_bits_per_byte_count_the_bytes_of_a_token():
-    class Pairs:
-        bytes_per_token = 2.0
-
-    assert task_metrics(Evaluation(math.log(2), 0.0, 1), Pairs()) == {"bits_per_byte": 0.5}
-
-
 def test_training_takes_three_times_a_forward_pass_for_each_token_or_image():
     decoder, classifier = build_model(model_of()), build_model(vision())
     assert training_flops(decoder) == 3 * decoder.flops_per_token()
@@ -106,18 +99,6 @@ def test_logits_of_a_part_keep_to_the_limit_but_no_row_stands_alone(monkeypatch,
     assert all(
         torch.equal(torch.cat(column), whole) for column, whole in zip(zip(*parts, strict=True), batch, strict=True)
     )
-
-
-def test_small_vocabularies_go_through_whole():
-    tokens = torch.zeros(128, 512, dtype=torch.int64)
-    assert len(list(row_parts(build_model(model_of()), Batch(tokens, tokens)))) == 1
-
-
-def test_images_have_one_row_of_logits_each(monkeypatch):
-    config = vision()
-    monkeypatch.setattr(models, "_LOGIT_BYTES", 2 * config.num_classes * 4)
-    batch = Batch(torch.zeros(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64))
-    assert [len(part.inputs) for part in row_parts(build_model(config, seed=0), batch)] == [3, 2]
 
 
 def test_what_is_measured_does_not_depend_on_the_limit(monkeypatch):

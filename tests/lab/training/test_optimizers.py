@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from closeness import assert_close
@@ -32,15 +30,8 @@ class TestWhatMuonUpdates:
     def test_are_the_linear_maps_inside_blocks_and_nothing_else(self, gate):
         model = build_model(model_of(gate, **EVERYTHING))
         muon, *others = names_by_group(model, run_with(model.config))
-        expected = {
-            f"stack.blocks.{block}.{part}.weight"
-            for block in (0, 1)
-            for part in (
-                *(f"attention.{name}_proj" for name in "qkvo"),
-                *(f"feedforward.{name}_proj" for name in ("gate", "up", "down")),
-            )
-        }
-        assert muon == expected
+        assert muon == {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
+        assert len(muon) == 2 * 7
         by_adamw = set().union(*others)
         assert muon | by_adamw == {name for name, _ in model.named_parameters()}
         assert len(by_adamw) == sum(map(len, others)), "a parameter in two groups would be updated twice"
@@ -86,20 +77,3 @@ def test_its_steps_are_those_of_pytorchs_own_two_optimisers():
         adamw.step()
     for name, weight in twin.named_parameters():
         assert_close(model.get_parameter(name).detach(), weight.detach())
-
-
-def test_its_state_goes_into_another_one_that_then_makes_the_same_steps():
-    config = model_of("bma")
-    run = run_with(config, steps=4)
-    model, again = build_model(config, seed=0), build_model(config, seed=1)
-    optimizer, other = make_optimizer(model, run), make_optimizer(again, run)
-    for step in range(2):
-        train_step(model, optimizer, batch_of(model), run, step)
-    again.load_state_dict(model.state_dict())
-    # PyTorch would have both share the tensors of the state.
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for step in (2, 3):
-        for own, own_optimizer in ((model, optimizer), (again, other)):
-            train_step(own, own_optimizer, batch_of(own), run, step)
-    for name, weight in model.named_parameters():
-        assert torch.equal(again.get_parameter(name), weight)

@@ -13,7 +13,6 @@ from errors import rejects
 from lab_cluster import LONG, SCENARIOS, long_runs, pair_run
 from lab_runs import executed, run_of, text_of, timeless
 
-from tidegate.lab.models.measure import measure_run
 from tidegate.lab.training.events import Notice, Progress
 from tidegate.lab.training.executors.executor import RunResources, make_executor
 from tidegate.lab.training.parallel import is_lost_peer
@@ -107,11 +106,6 @@ class TestTwoProcessesOfARun:
         assert losses[0] == pytest.approx(losses[1], abs=1e-4)
         assert events[-1].step == LONG
 
-    def test_leave_a_model_whose_layers_are_measured(self, answers):
-        _, _, folder = answers["together"]
-        run = pair_run(text_of(folder.parent))
-        assert measure_run(run, folder / "checkpoints").curvature is not None
-
     def test_that_are_lost_go_on_when_there_is_room_and_end_as_if_nothing_had_been(self, answers, undisturbed):
         (record,), events, _ = answers["together_lost"]
         assert timeless(record) == timeless(undisturbed)
@@ -149,11 +143,7 @@ def test_a_cluster_that_does_not_answer_is_an_error_at_once(task, monkeypatch):
     ("problem", "kind", "words"),
     [
         (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
-        (
-            Exception("It timed out."),
-            ConnectionError,
-            r"Ray cannot be started or joined: It timed out\. Try again when",
-        ),
+        (Exception("It timed out."), ConnectionError, r"Ray cannot be started or joined: It timed out\. Try again"),
     ],
 )
 def test_a_start_that_is_broken_off_leaves_no_connection_to_wait_for(task, monkeypatch, problem, kind, words):
@@ -173,39 +163,27 @@ def test_a_start_that_is_broken_off_leaves_no_connection_to_wait_for(task, monke
 class TestWhatARunIsGiven:
     @pytest.mark.parametrize(
         ("options", "field"),
-        [
-            ({"cpus": 0}, "cpus"),
-            ({"cpus": 1.5}, "cpus"),
-            ({"cpus": 3, "processes": 2}, "cpus"),
-            ({"processes": 0}, "processes"),
-            ({"gpus": 1, "processes": 2}, "gpus"),
-            ({"gpus": -1}, "gpus"),
-            ({"gpus": True}, "gpus"),
-        ],
+        [({"cpus": 1.5}, "cpus"), ({"cpus": 3, "processes": 2}, "cpus"), ({"gpus": 1, "processes": 2}, "gpus")],
     )
     def test_is_rejected_where_it_makes_no_sense(self, options, field):
-        with rejects(field) as caught:
+        with rejects(field):
             RunResources(**options)
-        assert caught.value.got is options[field]
 
     def test_is_for_ray_alone(self):
-        with rejects("executor") as caught:
+        with rejects("executor"):
             make_executor("serial", resources=RunResources(cpus=2))
-        assert caught.value.got == "serial"
 
     @pytest.mark.parametrize(
-        ("options", "training", "field", "got", "expected"),
+        ("options", "training", "field", "expected"),
         [
-            ({"gpus": 1}, {}, "gpus", 1, "0 for runs on cpu"),
-            ({"gpus": 1}, {"device": "cuda:1"}, "gpus", 1, "0 for runs on cuda:1"),
-            ({}, {"device": "cuda"}, "gpus", 0, "at least 1 for runs on cuda"),
-            ({"processes": 3}, {}, "nproc", 3, "4 in 1"),
+            ({"gpus": 1}, {}, "gpus", "0 for runs on cpu"),
+            ({}, {"device": "cuda"}, "gpus", "at least 1 for runs on cuda"),
+            ({"processes": 3}, {}, "nproc", "4 in 1"),
         ],
     )
-    def test_must_fit_the_run(self, task, options, training, field, got, expected):
+    def test_must_fit_the_run(self, task, options, training, field, expected):
         with rejects(field) as caught:
             RunResources(**options).require(run_of(task, **training))
-        assert caught.value.got == got
         assert expected in caught.value.expected
 
     def test_is_counted_on_each_machine(self, task):

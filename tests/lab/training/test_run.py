@@ -13,6 +13,13 @@ from tidegate.lab.training.run import Run, Training
 from tidegate.tensors.rotary import Rotary
 
 OTHER_RUN = {"variant": "other", "block": 1, "seed": 7, "role": "tuning"}
+OTHER_TASK = {
+    "length": 8,
+    "validation_share": 0.2,
+    "num_validation_tokens": 64,
+    "tokenizer": "bpe:300",
+    "fingerprint": "0" * 16,
+}
 OTHER_TRAINING = {
     "steps": 13,
     "batch_size": 5,
@@ -59,16 +66,7 @@ OTHER_MODEL = {
     "window": 3,
     "tie_embeddings": False,
 }
-SCHEDULES = [
-    (1, 0.05),
-    (2, 0.05),
-    (3, 0.05),
-    (12, 0.0),
-    (12, 0.05),
-    (100, 0.1),
-    (100, 0.99),
-    (7, 0.5),
-]
+SCHEDULES = [(1, 0.05), (3, 0.05), (12, 0.0), (100, 0.1), (100, 0.99), (7, 0.5)]
 
 
 class TestTheContentHash:
@@ -77,34 +75,21 @@ class TestTheContentHash:
         assert set(OTHER_MODEL) == {field.name for field in fields(TransformerConfig)}
         assert {*OTHER_RUN, "model", "task", "training"} == {field.name for field in fields(Run) if field.init}
 
-    @pytest.mark.parametrize("name", OTHER_RUN)
-    def test_it_changes_with_every_field_of_the_run(self, task, name):
+    def test_it_changes_with_every_field(self, task):
         run = run_of(task)
-        assert replace(run, **{name: OTHER_RUN[name]}).id != run.id
-
-    @pytest.mark.parametrize("name", OTHER_TRAINING)
-    def test_it_changes_with_every_field_of_the_training(self, task, name):
-        run = run_of(task)
-        assert replace(run, training=replace(run.training, **{name: OTHER_TRAINING[name]})).id != run.id
-
-    @pytest.mark.parametrize("name", OTHER_MODEL)
-    def test_it_changes_with_every_field_of_the_model(self, task, name):
-        run = run_of(task)
-        assert replace(run, model=replace(run.model, **{name: OTHER_MODEL[name]})).id != run.id
-
-    @pytest.mark.parametrize(
-        "change", [{"length": 8}, {"validation_share": 0.2}, {"num_validation_tokens": 64}, {"tokenizer": "bpe:300"}]
-    )
-    def test_it_changes_with_what_is_done_to_the_text(self, task, change):
-        assert run_of(replace(task, **change)).id != run_of(task).id
+        others = [
+            run,
+            *(replace(run, **{name: value}) for name, value in OTHER_RUN.items()),
+            *(replace(run, training=replace(run.training, **{name: value})) for name, value in OTHER_TRAINING.items()),
+            *(replace(run, model=replace(run.model, **{name: value})) for name, value in OTHER_MODEL.items()),
+            *(replace(run, task=replace(task, **{name: value})) for name, value in OTHER_TASK.items()),
+        ]
+        assert len({other.id for other in others}) == len(others)
 
     def test_it_does_not_depend_on_where_the_text_lies(self, task, tmp_path):
         elsewhere = tmp_path / "elsewhere.txt"
         shutil.copy(task.source, elsewhere)
         assert run_of(replace(task, source=str(elsewhere))).id == run_of(task).id
-
-    def test_it_changes_with_the_text(self, task):
-        assert run_of(replace(task, fingerprint="0" * 16)).id != run_of(task).id
 
     def test_a_text_without_a_fingerprint_is_known_by_its_place(self, task):
         here = replace(task, fingerprint="")
@@ -128,15 +113,10 @@ class TestTheContentHash:
 
 class TestTheLearningRate:
     @pytest.mark.parametrize(("steps", "warmup"), SCHEDULES)
-    def test_it_is_above_zero_from_the_first_step_and_never_above_its_peak(self, steps, warmup):
-        shares = [Training(steps=steps, warmup=warmup).lr_share(step) for step in range(steps)]
-        assert min(shares) > 0
-        assert max(shares) == 1
-
-    @pytest.mark.parametrize(("steps", "warmup"), SCHEDULES)
     def test_it_rises_in_equal_steps_to_its_peak_at_the_end_of_the_warm_up_and_falls_from_there(self, steps, warmup):
         shares = [Training(steps=steps, warmup=warmup).lr_share(step) for step in range(steps)]
         risen = max(1, round(warmup * steps))
+        assert min(shares) > 0
         assert shares[:risen] == [(step + 1) / risen for step in range(risen)]
         assert all(later < earlier for earlier, later in zip(shares[risen - 1 :], shares[risen:], strict=False))
 
@@ -166,6 +146,10 @@ INVALID = {
     **dict.fromkeys(("lr", "gate_lr", "clip"), (0.0, -1e-3, math.nan, math.inf)),
     **dict.fromkeys(("weight_decay", "warmup", "final_lr"), (-0.1, 1.1, math.nan)),
     **dict.fromkeys(("beta1", "beta2"), (-0.1, 1.0)),
+    "precision": ("fp16",),
+    "optimizer": ("sgd",),
+    # It must divide the size of a batch.
+    "accumulate": (0, 3),
 }
 
 

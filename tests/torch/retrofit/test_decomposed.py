@@ -1,6 +1,6 @@
 import model_types
-import other_types
 import pytest
+import supported_models
 import torch
 from closeness import assert_close
 from retrofit_models import stir
@@ -45,7 +45,7 @@ def test_a_query_is_read_before_its_rotation():
 
 
 def test_attention_by_convolutions_is_named_where_others_take_gates():
-    encoder = other_types.build("masked text", "squeezebert").transformer
+    encoder = supported_models.build_other("masked text", "squeezebert").transformer
     decoder = model_types.build("bert", is_decoder=True, add_cross_attention=True)
     report = add_gates(EncoderDecoderModel(encoder=encoder, decoder=decoder).eval(), "g1")
     assert len(report.layers) == 4

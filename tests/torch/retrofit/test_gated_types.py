@@ -1,6 +1,4 @@
-import gated_types
 import model_types
-import other_types
 import pytest
 import supported_models
 from errors import rejects
@@ -28,9 +26,9 @@ BUILT = sorted(set(model_types.model_types()) - set(model_types.NOT_BUILT) - set
 def test_a_type_keeps_its_bits_learns_and_generates(model_type, gate):
     if reason := REFUSED.get((model_type, gate)):
         with rejects("model", hint=reason):
-            gated_types.check_gates(model_type, gate)
+            supported_models.check_gates(model_type, gate)
     else:
-        gated_types.check_gates(model_type, gate)
+        supported_models.check_gates(model_type, gate)
 
 
 @pytest.mark.full
@@ -41,14 +39,14 @@ def test_every_type_is_gated_or_refused_as_the_table_says(model_type, gate):
     (row,) = (line for line in rows if line.startswith(f"| `{model_type}` |"))
     said = row.split("|")[2 + supported_models.GATES.index(gate)].strip()
     if said == "yes":
-        gated_types.check_gates(model_type, gate)
+        supported_models.check_gates(model_type, gate)
     else:
         with rejects("model"):
-            gated_types.check_gates(model_type, gate)
+            supported_models.check_gates(model_type, gate)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", other_types.KINDS)
+@pytest.mark.parametrize("kind", supported_models.KINDS)
 def test_other_kinds_are_gated_or_refused_as_the_table_says(kind):
     counts, failures = supported_models.count_others(kind)
     assert not failures
@@ -56,9 +54,9 @@ def test_other_kinds_are_gated_or_refused_as_the_table_says(kind):
 
 
 def test_the_check_fails_where_gates_do_nothing(monkeypatch):
-    monkeypatch.setattr(gated_types, "stir", lambda model: model)
+    monkeypatch.setattr(supported_models, "stir", lambda model: model)
     with pytest.raises(AssertionError, match="gates that do nothing"):
-        gated_types.check_gates("llama", "g1")
+        supported_models.check_gates("llama", "g1")
 
 
 def test_a_row_of_the_page_is_what_the_check_finds():
