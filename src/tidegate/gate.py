@@ -344,12 +344,7 @@ def _check_site(gate: Gate) -> None:
     if gate.site == "dense":
         hint = "After the output projection there are no heads to read, gate or share matrices."
         _require(
-            gate,
-            "at the dense site",
-            hint,
-            reads=("input", "output", "nothing"),
-            grain=("element",),
-            share=("head",),
+            gate, "at the dense site", hint, reads=("input", "output", "nothing"), grain=("element",), share=("head",)
         )
     elif gate.reads == "partition":
         hint = "A head has one partition function. Use 'sink', which learns a logit, or 'off-by-one', whose logit is 0."

@@ -36,9 +36,7 @@ class TrainOptions(TrainingData):
     """Options of `tidegate train`."""
 
     gate: str = option(
-        "bma",
-        "Gate, with options as in --variants of tidegate compare: none, g1, bma@init=fan-in.",
-        panel=_MODEL,
+        "bma", "Gate, with options as in --variants of tidegate compare: none, g1, bma@init=fan-in.", panel=_MODEL
     )
     preset: Literal["tiny", "small", "base", "35m", "124m", "1.3b"] = option(
         "tiny",
@@ -84,10 +82,7 @@ class TrainOptions(TrainingData):
         None, "CPU threads. Default: one per core, or one for widths below 256.", panel=_WORK, min=1
     )
     nproc: int = option(
-        1,
-        "Number of local training processes; torchrun -m tidegate train works as well.",
-        panel=_WORK,
-        min=1,
+        1, "Number of local training processes; torchrun -m tidegate train works as well.", panel=_WORK, min=1
     )
     parallel: Literal["ddp", "fsdp", "tp"] = option(
         "ddp",

@@ -72,12 +72,7 @@ def vertical_line(x: float, *, dash: str = "solid") -> dict[str, Any]:
 
 
 def _line(*, dash: str = "solid", **place: Any) -> dict[str, Any]:
-    return {
-        "type": "line",
-        "layer": "below",
-        "line": {"color": "var(--soft)", "width": 1.2, "dash": dash},
-        **place,
-    }
+    return {"type": "line", "layer": "below", "line": {"color": "var(--soft)", "width": 1.2, "dash": dash}, **place}
 
 
 SEQUENTIAL = tuple(f"var(--sequential-{stop})" for stop in range(5))

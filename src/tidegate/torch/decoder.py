@@ -34,11 +34,7 @@ class TransformerLM(nn.Module):
     """A decoder language model: it maps tokens to the logits of each position's next token."""
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, config: TransformerConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.config = config

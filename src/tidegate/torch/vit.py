@@ -23,11 +23,7 @@ class VisionTransformer(nn.Module):
     """A vision transformer: it maps images to the logits of their classes."""
 
     def __init__(
-        self,
-        config: VisionConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, config: VisionConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.config = config

@@ -15,13 +15,7 @@ from tidegate.torch.observing import Observation, observe
 
 @torch.no_grad()
 def model_observation(
-    model: LanguageModel,
-    windows: Tensor,
-    *,
-    batch_size: int,
-    keys: int = 1,
-    heat: bool = False,
-    tell: Tell = ignore,
+    model: LanguageModel, windows: Tensor, *, batch_size: int, keys: int = 1, heat: bool = False, tell: Tell = ignore
 ) -> Observation:
     """Observe a model on all windows, batch by batch.
 

@@ -15,13 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationMixin,
-    PreTrainedModel,
-    initialization,
-)
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
@@ -186,9 +180,7 @@ class TidegateModel(TidegatePreTrainedModel):
                 documents=documents,
             )
         return BaseModelOutputWithPast(
-            last_hidden_state=x_BTM,
-            past_key_values=past_key_values,
-            hidden_states=(*states, x_BTM) if wanted else None,
+            last_hidden_state=x_BTM, past_key_values=past_key_values, hidden_states=(*states, x_BTM) if wanted else None
         )
 
     def _count_positions(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
@@ -265,10 +257,7 @@ class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
                 num_items_in_batch=num_items_in_batch,
             )
         return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits_BTV,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
+            loss=loss, logits=logits_BTV, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
 
 

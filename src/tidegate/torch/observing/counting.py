@@ -16,13 +16,7 @@ from torch.nn import functional as F
 
 from tidegate._validation import InputError
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
-from tidegate.torch.observing.statistics import (
-    FORBIDDEN,
-    FORBIDDING,
-    AttentionCall,
-    AttentionStatistics,
-    with_sink,
-)
+from tidegate.torch.observing.statistics import FORBIDDEN, FORBIDDING, AttentionCall, AttentionStatistics, with_sink
 
 _LEAST_SCORE = -6e4
 """Lower scores are always masked: no model has such scores, and half-precision masks add -65,504."""

@@ -43,13 +43,7 @@ from tidegate.torch.observing.modules import (
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
 from tidegate.torch.observing.statistics import AttentionCall
-from tidegate.torch.observing.sums import (
-    LayerRecord,
-    RunningContribution,
-    RunningRank,
-    Tally,
-    real_tokens,
-)
+from tidegate.torch.observing.sums import LayerRecord, RunningContribution, RunningRank, Tally, real_tokens
 
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
