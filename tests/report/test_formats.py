@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from pages import main_table
 
+from tidegate.report.charts import map_figures
 from tidegate.report.formats import (
     estimate_digits,
     estimate_text,
@@ -16,7 +17,6 @@ from tidegate.report.formats import (
     typographic,
 )
 from tidegate.report.lines import log_ticks, tick_text
-from tidegate.report.maps import map_figures
 from tidegate.report.page import Column, Estimate, Map, Table, layer_head_maps
 
 
