@@ -162,11 +162,12 @@ def train(options: TrainOptions) -> None:
 
 def _size(options: TrainOptions) -> ModelSize:
     """Return the preset with the options that override it."""
+    from tidegate.lab.tasks.source import source_kind
     from tidegate.lab.training.presets import SIZES
 
     names = ("d_model", "num_layers", "num_heads", "length", "batch_size", "tokenizer")
     given = {name: getattr(options, name) for name in names}
-    if options.tokenizer is None and _holds_tokens(options.data):
+    if options.tokenizer is None and options.data is not None and source_kind(options.data) in ("tokens", "shards"):
         # The preset's tokenizer is for text.
         given["tokenizer"] = "none"
     return replace(SIZES[options.preset], **{name: value for name, value in given.items() if value is not None})
@@ -189,12 +190,6 @@ def _run(options: TrainOptions) -> Run:
         model={"num_kv_heads": options.num_kv_heads, "checkpoint_blocks": options.checkpoint_activations},
         engine={name: getattr(options, name) for name in engine},
     )
-
-
-def _holds_tokens(data: str | None) -> bool:
-    from tidegate.lab.tasks.source import source_kind
-
-    return data is not None and source_kind(data) in ("tokens", "shards")
 
 
 def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None:
