@@ -230,17 +230,11 @@ Init: TypeAlias = float | Literal["fan-in", "torch"]
 
 
 def init_std(init: Init, *, fan_in: int, num_layers: int, writes: bool) -> float:
-    """Return the standard deviation of an initial matrix.
+    """Return the standard deviation of an initial matrix with `fan_in` inputs.
 
     A number is the deviation itself, and `fan-in` is 1/√fan_in; both are normal, and divided by √(2n) in matrices that
     write to the residual stream of n blocks, so that its initial scale does not depend on depth. `torch` is the default
     of `nn.Linear`, 1/√(3 fan_in), uniform, for all matrices.
-
-    Args:
-        init: The initialization.
-        fan_in: Inputs of the matrix.
-        num_layers: n.
-        writes: Whether the matrix writes to the residual stream.
     """
     if init == "torch":
         return (3 * fan_in) ** -0.5

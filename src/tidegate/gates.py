@@ -115,16 +115,10 @@ def require_layer_inputs(
     has_cache: bool,
     packed: str | None,
 ) -> None:
-    """Raise InputError unless the inputs of an attention layer fit the layer and each other.
+    """Raise InputError unless the inputs of an attention layer, given by their shapes, fit the layer and each other.
 
-    Args:
-        gates: The layer's gates.
-        d_model: The layer's width.
-        x: Shape of the input.
-        context: Shape of the context; None in self-attention.
-        ordered: Whether the layer is causal or has a window.
-        has_cache: Whether a cache was given.
-        packed: Name of the argument for packed documents, if it was given.
+    The context is None in self-attention. `ordered` layers are causal or have a window. `packed` is the name of the
+    argument for packed documents, if it was given.
     """
     for name, given in (("x", x), ("context", context)):
         if given is not None and (len(given) != 3 or given[-1] != d_model):

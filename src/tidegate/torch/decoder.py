@@ -142,11 +142,8 @@ class TransformerLM(nn.Module):
     def flops_per_token(self, num_keys: float | None = None) -> float:
         """Return the FLOPs of one token's forward pass, in matrix products and attention.
 
-        A training step takes three times as many: the backward pass has two products for each product of the forward
-        pass.
-
-        Args:
-            num_keys: Positions that a token attends to; None is the mean over a sequence of `max_length`.
+        A token attends to `num_keys` positions; None is the mean over a sequence of `max_length`. A training step takes
+        three times as many FLOPs: the backward pass has two products for each product of the forward pass.
         """
         if num_keys is None:
             longest = self.config.max_length

@@ -271,15 +271,10 @@ class Contrast:
 
 
 def fit_additive_model(table: Array, confidence: float) -> tuple[float, list[Contrast]] | None:
-    """Fit the additive model of variant and seed.
+    """Fit the additive model of variant and seed to a table (variant, seed), the baseline first.
 
-    Args:
-        table: (variant, seed), the baseline first.
-        confidence: Of all intervals together.
-
-    Returns:
-        The residual standard deviation, and a contrast for each variant except the baseline; None if all residuals are
-        zero.
+    Return the residual standard deviation, and a contrast for each variant except the baseline; None if all residuals
+    are zero. The confidence is that of all intervals together.
     """
     num_variants, num_seeds = table.shape
     centered = table - table.mean(axis=0)

@@ -173,10 +173,7 @@ def record_documents(path: Path, name: str, field: str) -> Iterator[Document]:
 def record_text(record: Any, field: str, place: str) -> bytes:
     """Return the text in a field of a JSON object or of a row of a dataset; empty if the field is null.
 
-    Args:
-        record: The object.
-        field: The field's name.
-        place: File and line, for errors.
+    `place` is its file and line, for errors.
     """
     if not isinstance(record, dict):
         hint = f"{place} is {type(record).__name__}."

@@ -128,12 +128,9 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, *, peak: float | None = None, tensorboard: bool = False) -> None:
-        """Open the log of a run's folder.
+        """Open the log of a run's folder, with event files too if `tensorboard`.
 
-        Args:
-            folder: The folder.
-            peak: Peak FLOP/s of the device; None leaves out the share of it.
-            tensorboard: Whether to write event files too.
+        `peak` is the peak FLOP/s of the device; None leaves out the share of it.
 
         Raises:
             ModuleNotFoundError: TensorBoard is not installed.

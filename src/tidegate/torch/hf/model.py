@@ -225,17 +225,10 @@ class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Return the logits (B, T, V) of the next tokens, and the loss if labels are given.
 
-        Args:
-            input_ids: See `TidegateModel.forward`.
-            attention_mask: See there.
-            position_ids: See there.
-            past_key_values: See there.
-            inputs_embeds: See there.
-            labels: (B, T), the tokens themselves, since they are shifted here; −100 is ignored.
-            use_cache: See `TidegateModel.forward`.
-            output_hidden_states: See there.
-            logits_to_keep: Number of last positions, or the positions, whose logits are returned; 0 is all.
-            num_items_in_batch: Divides the sum of losses; None is the number of labels that are not ignored.
+        Labels (B, T) are the tokens themselves, since they are shifted here; −100 is ignored. `logits_to_keep` is the
+        number of last positions, or the positions, whose logits are returned; 0 is all. `num_items_in_batch` divides
+        the sum of losses; None is the number of labels that are not ignored. The other arguments are those of
+        `TidegateModel.forward`.
         """
         outputs = self.model(
             input_ids=input_ids,

@@ -164,11 +164,8 @@ def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
 def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path, *, new: bool) -> None:
     """Copy values into the parameters of gates. Raise InputError for other names, shapes or dtypes.
 
-    Args:
-        own: The parameters.
-        given: The values.
-        directory: The source of the values, for errors.
-        new: Whether the parameters take the dtype of the values; otherwise they keep theirs, which must not round.
+    `directory` is the source of the values, for errors. With `new` the parameters take the dtype of the values;
+    otherwise they keep theirs, which must not round.
     """
     shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
     require_shapes(*shapes, complaint=f"{directory} does not match its own description")

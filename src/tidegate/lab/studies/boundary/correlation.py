@@ -30,16 +30,11 @@ class Correlation:
 
 
 def correlate(among: str, trials: Trials, *, of_means: bool = False, num_resamples: int = 2000) -> Correlation:
-    """Correlate the two metrics of trials.
+    """Correlate the two metrics of trials, each with its group and seed.
 
     Tasks differ in difficulty and in curvature; with tasks as groups, their means are subtracted. A single group gives
-    the plain correlation. Trials of one seed are resampled together, because they share data and initial weights.
-
-    Args:
-        among: Name of the trials.
-        trials: Group, seed and the two metrics of each.
-        of_means: Correlate the groups' means instead of the deviations from them; groups are not resampled.
-        num_resamples: Number of bootstrap samples.
+    the plain correlation. Trials of one seed are resampled together, because they share data and initial weights. With
+    `of_means` the groups' means are correlated instead of the deviations from them, and groups are not resampled.
     """
     count = len({group for group, *_ in trials}) if of_means else len(trials)
     if count < MIN_TRIALS:

@@ -110,11 +110,8 @@ class Executor(Protocol):
 def make_executor(name: ExecutorName, *, retries: int = RETRIES, resources: RunResources | None = None) -> Executor:
     """Return an executor by its name.
 
-    Args:
-        name: The name.
-        retries: Times that a run is resumed after it lost its process, before it has failed; a serial run has no
-            process of its own.
-        resources: What Ray reserves for each run; other executors take none.
+    A run is resumed up to `retries` times after it lost its process, before it has failed; a serial run has no process
+    of its own. Ray reserves the resources for each run; other executors take none.
     """
     require_choice("executor", name, get_args(ExecutorName))
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
