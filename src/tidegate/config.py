@@ -123,12 +123,16 @@ class Rotary:
         return share + (1 - share) * self.scale
 
 
+def _keep(value: object) -> object:
+    """Leave a gate from JSON to `__post_init__`, which parses it and names the field in errors."""
+    return value
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerOptions:
     """The options that a model passes unchanged to all its attention layers."""
 
-    # `__post_init__` parses a gate from JSON, and names the field in errors.
-    gate: GateLike = field(default="bma", metadata={"decode": lambda value: value})
+    gate: GateLike = field(default="bma", metadata={"decode": _keep})
     """A spelling such as `"bma"` or `"g1+g2"`, a `Gate`, or several; stored as `Gates`. `"none"` is plain attention."""
     d_model: int
     """Width of a layer's input and output, the residual stream."""

@@ -66,8 +66,7 @@ def changed(source: str, before: str, now: str) -> InputError:
 
 def _require_regular(path: Path) -> None:
     if kind := nonregular_file_type(path):
-        hint = f"It is {kind}. Write its content to a file first."
-        raise InputError("data", expected="a file", got=path, hint=hint)
+        raise InputError("data", expected="a file", got=path, hint=f"It is {kind}. Write its content to a file first.")
 
 
 def read_json(text: bytes) -> Any:

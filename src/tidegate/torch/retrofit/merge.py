@@ -139,5 +139,4 @@ def _factors(layer: GatedLayer, gate: AttentionGate, projection: nn.Linear | Con
     if gate.gate.site == "output":
         return by_channel.flatten()
     width = projection.out_features if isinstance(projection, nn.Linear) else projection.nf
-    columns = layer.layout.parts[gate.gate.site].columns
-    return columns.put(by_channel.new_ones(width), by_channel)
+    return layer.layout.parts[gate.gate.site].columns.put(by_channel.new_ones(width), by_channel)
