@@ -103,12 +103,7 @@ class _Tasks:
         # If it is killed, it restarts, and its callers ask again.
         board: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(_Board)
         self._board: Any = board.remote()
-        self._work = _Work(
-            checkpoints=str(checkpoints),
-            board=self._board,
-            resources=executor.resources,
-            checkpoint_seconds=executor.checkpoint_seconds,
-        )
+        self._work = _Work(str(checkpoints), self._board, executor.resources, executor.checkpoint_seconds)
         self._task: Any = ray.remote(max_retries=0)(_run_alone if executor.resources.processes == 1 else _run_together)
         self._stopped = False
 
@@ -173,7 +168,7 @@ class _Tasks:
         return record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Work:
     """The arguments of a task besides its run."""
 
