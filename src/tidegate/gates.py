@@ -27,12 +27,9 @@ class Gates(tuple[Gate, ...]):
         by_path: dict[GatePath, Gate] = {}
         for gate in gates:
             if gate.path in by_path:
-                raise InputError(
-                    "gate",
-                    expected="at most one gate for each site, and one sink",
-                    got=f"{by_path[gate.path]}+{gate}",
-                    hint="Choose one, or move one to another site.",
-                )
+                expected = "at most one gate for each site, and one sink"
+                hint = "Choose one, or move one to another site."
+                raise InputError("gate", expected=expected, got=f"{by_path[gate.path]}+{gate}", hint=hint)
             by_path[gate.path] = gate
         return super().__new__(cls, (by_path[path] for path in GATE_PATHS if path in by_path))
 
@@ -134,9 +131,6 @@ def require_layer_inputs(
     if has_cache:
         raise InputError("cache", expected="None with a context", hint="Cross-attention needs no cache.")
     if ordered:
-        raise InputError(
-            "context",
-            expected="None in a layer that is causal or has a window",
-            hint="Both compare positions of one sequence. Cross-attention needs causal=False and window=None.",
-        )
+        hint = "Both compare positions of one sequence. Cross-attention needs causal=False and window=None."
+        raise InputError("context", expected="None in a layer that is causal or has a window", hint=hint)
     gates.require_cross_attention()

@@ -40,7 +40,7 @@ class VisionTransformer(nn.Module):
         initialize(self, init=self.config.init, seed=seed)
 
     def forward(self, images: Tensor, *, traces: Traces | None = None) -> Tensor:
-        """Return the logits (B, K) of images (B, C, H, W) of the configured size; `traces` gets one of each block."""
+        """Return the logits (B, K) of images (B, C, H, W) of the configured size; see `trace` for `traces`."""
         channels, size = self.config.channels, self.config.image_size
         if images.ndim != 4 or images.shape[1:] != (channels, size, size):
             expected = f"of shape (batch, {channels}, {size}, {size})"

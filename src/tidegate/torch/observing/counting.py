@@ -326,12 +326,9 @@ def _extend_padding(padding: Tensor, call: AttentionCall, num_positions: int) ->
 
 
 def _padding_error(padding: Tensor, batch: int, num_keys: int) -> InputError:
-    return InputError(
-        "padding",
-        expected=f"({batch}, {num_keys}), the rows and keys of the attention call",
-        got=tuple(padding.shape),
-        hint="Pass the padding of this batch, or None to infer it from the masks.",
-    )
+    expected = f"({batch}, {num_keys}), the rows and keys of the attention call"
+    hint = "Pass the padding of this batch, or None to infer it from the masks."
+    return InputError("padding", expected=expected, got=tuple(padding.shape), hint=hint)
 
 
 def _key_set(keys: Keys, real_BP: Tensor, num_keys: int) -> Sequence[int] | Tensor:

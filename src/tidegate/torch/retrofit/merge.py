@@ -119,9 +119,8 @@ def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fo
     else:
         factors = _factors(layer, gate, projection, values)
         return _Fold(projection=projection, factors=factors, of_input=site == "output")
-    raise InputError(
-        "model", expected="one whose gates can be merged", got=f"{gate.gate} in {layer.layout.name}", hint=problem
-    )
+    expected = "one whose gates can be merged"
+    raise InputError("model", expected=expected, got=f"{gate.gate} in {layer.layout.name}", hint=problem)
 
 
 def _share_weights(ours: nn.Module, theirs: nn.Module) -> bool:
