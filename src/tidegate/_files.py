@@ -35,11 +35,7 @@ _MOST_LISTED = 20
 
 
 def write_atomically(
-    path: StrPath,
-    write: Callable[[Path], object],
-    *,
-    num_bytes: int | None = None,
-    previous: Path | None = None,
+    path: StrPath, write: Callable[[Path], object], *, num_bytes: int | None = None, previous: Path | None = None
 ) -> None:
     """Write a temporary file and move it into place, so that there is never an incomplete file at the path.
 

@@ -253,14 +253,10 @@ def _dataclass_hook(kind: Any, converter: Converter) -> _Hook:
     from cattrs.gen import make_dict_structure_fn, override
 
     own = {field.name: field.metadata["decode"] for field in fields(kind) if "decode" in field.metadata}
-    overrides: Any = {name: override(struct_hook=_field_hook(read)) for name, read in own.items()}
+    overrides: Any = {name: override(struct_hook=lambda value, _, read=read: read(value)) for name, read in own.items()}
     make: Any = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, **overrides)
 
     return lambda value, _: make(require_object(value), kind)
-
-
-def _field_hook(read: Callable[[Any], Any]) -> _Hook:
-    return lambda value, _: read(value)
 
 
 def _union_hook(kind: Any, converter: Converter) -> _Hook:

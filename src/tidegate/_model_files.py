@@ -32,14 +32,9 @@ def read_model_config(
 ) -> StackConfig:
     """Check the tensors of a model file against its configuration, and return the configuration.
 
-    The work is bounded by the size of the file, not by the sizes that it declares.
-
-    Args:
-        path: The file.
-        kinds: The supported classes.
-        writer: The function that writes such files.
-        shapes_of: Returns the names and shapes of all tensors of a model, without allocating them; it is called for
-            models of a single block.
+    The work is bounded by the size of the file, not by the sizes that it declares. `kinds` are the supported classes,
+    `writer` is the function that writes such files. `shapes_of` returns the names and shapes of all tensors of a model,
+    without allocating them; it is called for models of a single block.
 
     Raises:
         InputError: The file holds another model, or its configuration is invalid or does not fit its tensors.

@@ -114,23 +114,17 @@ def require_tokens(shape: tuple[int, ...], dtype: str) -> None:
 def require_known_tokens(smallest: int, largest: int, vocab_size: int, *, name: str = "tokens") -> None:
     """Raise InputError if the smallest or largest token lies outside the vocabulary."""
     if smallest < 0 or largest >= vocab_size:
-        raise InputError(
-            name,
-            expected=f"in [0, {vocab_size}), the model's vocabulary",
-            got=smallest if smallest < 0 else largest,
-            hint="Use the model's own tokenizer.",
-        )
+        expected = f"in [0, {vocab_size}), the model's vocabulary"
+        hint = "Use the model's own tokenizer."
+        raise InputError(name, expected=expected, got=smallest if smallest < 0 else largest, hint=hint)
 
 
 def require_known_positions(smallest: int, largest: int, max_length: int) -> None:
     """Raise InputError if the smallest or largest position lies outside the table of learned positions."""
     if smallest < 0 or largest >= max_length:
-        raise InputError(
-            "positions",
-            expected=f"in [0, {max_length}), the table of learned positions",
-            got=smallest if smallest < 0 else largest,
-            hint="Shorten tokens, or use positions='rotary'.",
-        )
+        expected = f"in [0, {max_length}), the table of learned positions"
+        hint = "Shorten tokens, or use positions='rotary'."
+        raise InputError("positions", expected=expected, got=smallest if smallest < 0 else largest, hint=hint)
 
 
 def require_finite_logits(broken_rows: Sequence[int]) -> None:
@@ -163,12 +157,8 @@ def require_num_caches(given: int, num_blocks: int) -> None:
 def require_learned_positions(needed: int, max_length: int) -> None:
     """Raise InputError if tokens run past the table of learned positions."""
     if needed > max_length:
-        raise InputError(
-            "tokens",
-            expected=f"at most max_length={max_length} positions, the table of learned positions",
-            got=needed,
-            hint="Shorten tokens, or use positions='rotary'.",
-        )
+        expected = f"at most max_length={max_length} positions, the table of learned positions"
+        raise InputError("tokens", expected=expected, got=needed, hint="Shorten tokens, or use positions='rotary'.")
 
 
 def require_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -211,16 +201,9 @@ def require_room(longest: int, max_new_tokens: int, max_length: int) -> None:
     The last new token is never read, so it needs no room.
     """
     if longest > max_length:
-        raise InputError(
-            "prompt",
-            expected=f"at most max_length={max_length} positions, the table of learned positions",
-            got=longest,
-            hint="Shorten prompt, or use positions='rotary'.",
-        )
+        expected = f"at most max_length={max_length} positions, the table of learned positions"
+        raise InputError("prompt", expected=expected, got=longest, hint="Shorten prompt, or use positions='rotary'.")
     room = max_length - longest + 1
     if max_new_tokens > room:
-        raise InputError(
-            "max_new_tokens",
-            expected=f"at most {room} after a prompt of {longest}, to fit max_length={max_length}",
-            got=max_new_tokens,
-        )
+        expected = f"at most {room} after a prompt of {longest}, to fit max_length={max_length}"
+        raise InputError("max_new_tokens", expected=expected, got=max_new_tokens)

@@ -101,12 +101,9 @@ class Rotary:
         """Return the number of channels that rotate: `fraction` of the head, which must be even."""
         width = round(head_dim * self.fraction)
         if width % 2 or width == 0 or not math.isclose(width, head_dim * self.fraction, abs_tol=1e-6):
-            raise InputError(
-                "Rotary.fraction",
-                expected=f"a fraction that selects an even number of the head's {head_dim} channels",
-                got=self.fraction,
-                hint=f"It selects {head_dim * self.fraction:g}.",
-            )
+            expected = f"a fraction that selects an even number of the head's {head_dim} channels"
+            hint = f"It selects {head_dim * self.fraction:g}."
+            raise InputError("Rotary.fraction", expected=expected, got=self.fraction, hint=hint)
         return width
 
     def frequencies(self, head_dim: int) -> list[float]:
@@ -234,17 +231,11 @@ Init: TypeAlias = float | Literal["fan-in", "torch"]
 
 
 def init_std(init: Init, *, fan_in: int, num_layers: int, writes: bool) -> float:
-    """Return the standard deviation of an initial matrix.
+    """Return the standard deviation of an initial matrix with `fan_in` inputs.
 
     A number is the deviation itself, and `fan-in` is 1/√fan_in; both are normal, and divided by √(2n) in matrices that
     write to the residual stream of n blocks, so that its initial scale does not depend on depth. `torch` is the default
     of `nn.Linear`, 1/√(3 fan_in), uniform, for all matrices.
-
-    Args:
-        init: The initialization.
-        fan_in: Inputs of the matrix.
-        num_layers: n.
-        writes: Whether the matrix writes to the residual stream.
     """
     if init == "torch":
         return (3 * fan_in) ** -0.5
@@ -313,9 +304,8 @@ class StackConfig(LayerOptions, ABC):
         Both give a layer of about 8 `d_model`² parameters. For blocks of different widths call `block` first.
         """
         if isinstance(self.d_ff, tuple):
-            raise InputError(
-                "d_ff", expected="one width", got=self.d_ff, hint="Read config.block(index).feedforward_width instead."
-            )
+            hint = "Read config.block(index).feedforward_width instead."
+            raise InputError("d_ff", expected="one width", got=self.d_ff, hint=hint)
         if self.d_ff is not None:
             return self.d_ff
         return 4 * self.d_model if self.feedforward == "gelu" else 8 * math.ceil(self.d_model / 3)
@@ -361,9 +351,8 @@ class TransformerConfig(StackConfig):
         StackConfig.__post_init__(self)
         # The property checks the other options.
         if self.attention.rotary is None and self.rotary != Rotary():
-            raise InputError(
-                "rotary", expected="left out unless positions='rotary'", hint=f"positions is {self.positions!r}."
-            )
+            hint = f"positions is {self.positions!r}."
+            raise InputError("rotary", expected="left out unless positions='rotary'", hint=hint)
 
     @property
     def attention(self) -> AttentionConfig:

@@ -155,29 +155,20 @@ class Gate:
     def require_cross_attention(self) -> None:
         """Raise InputError if the gate cannot be used in cross-attention."""
         if self.needs_self_attention:
-            raise InputError(
-                "gate",
-                expected=f"one that does not read the {self.reads} at the gated position, with a context",
-                got=str(self),
-                hint="Only self-attention has it there. Use a gate such as 'bma-query' or 'g1'.",
-            )
+            expected = f"one that does not read the {self.reads} at the gated position, with a context"
+            hint = "Only self-attention has it there. Use a gate such as 'bma-query' or 'g1'."
+            raise InputError("gate", expected=expected, got=str(self), hint=hint)
 
     def require_other_sequences(self, num_sequences: int, *, cached: bool = False) -> None:
         """Raise InputError if the gate reads the next sequence of the batch where there is none, or with a cache."""
         if self.placebo != "shuffled":
             return
         if cached:
-            raise InputError(
-                "cache",
-                expected=f"None with the gate {self}, which reads the next sequence of the batch",
-                hint="Read the whole batch at once, without a cache.",
-            )
+            expected = f"None with the gate {self}, which reads the next sequence of the batch"
+            raise InputError("cache", expected=expected, hint="Read the whole batch at once, without a cache.")
         if num_sequences < 2:
-            raise InputError(
-                "x",
-                expected=f"of a batch size of at least 2 with the gate {self}, which reads the next sequence",
-                got=num_sequences,
-            )
+            expected = f"of a batch size of at least 2 with the gate {self}, which reads the next sequence"
+            raise InputError("x", expected=expected, got=num_sequences)
 
     @property
     def spelling(self) -> str:
@@ -344,12 +335,7 @@ def _check_site(gate: Gate) -> None:
     if gate.site == "dense":
         hint = "After the output projection there are no heads to read, gate or share matrices."
         _require(
-            gate,
-            "at the dense site",
-            hint,
-            reads=("input", "output", "nothing"),
-            grain=("element",),
-            share=("head",),
+            gate, "at the dense site", hint, reads=("input", "output", "nothing"), grain=("element",), share=("head",)
         )
     elif gate.reads == "partition":
         hint = "A head has one partition function. Use 'sink', which learns a logit, or 'off-by-one', whose logit is 0."
@@ -380,12 +366,9 @@ def _check_placebo(gate: Gate) -> None:
     if gate.reads in ("nothing", "partition"):
         _require(gate, f"for a gate that reads {gate.reads}", placebo=(None, "constant"))
     if gate.placebo == "constant" and gate.op == "multiply" and gate.activation in _ZERO_AT_ZERO and not gate.bias:
-        raise InputError(
-            "Gate.bias",
-            expected=f"a number other than 0 for a constant {gate.activation}",
-            got=gate.bias,
-            hint="It would always be 0. Set a bias such as b1, or use the placebo 'shuffled'.",
-        )
+        expected = f"a number other than 0 for a constant {gate.activation}"
+        hint = "It would always be 0. Set a bias such as b1, or use the placebo 'shuffled'."
+        raise InputError("Gate.bias", expected=expected, got=gate.bias, hint=hint)
 
 
 def _suggest(text: str, choices: Iterable[str]) -> str:

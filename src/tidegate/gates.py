@@ -27,12 +27,9 @@ class Gates(tuple[Gate, ...]):
         by_path: dict[GatePath, Gate] = {}
         for gate in gates:
             if gate.path in by_path:
-                raise InputError(
-                    "gate",
-                    expected="at most one gate for each site, and one sink",
-                    got=f"{by_path[gate.path]}+{gate}",
-                    hint="Choose one, or move one to another site.",
-                )
+                expected = "at most one gate for each site, and one sink"
+                hint = "Choose one, or move one to another site."
+                raise InputError("gate", expected=expected, got=f"{by_path[gate.path]}+{gate}", hint=hint)
             by_path[gate.path] = gate
         return super().__new__(cls, (by_path[path] for path in GATE_PATHS if path in by_path))
 
@@ -115,16 +112,10 @@ def require_layer_inputs(
     has_cache: bool,
     packed: str | None,
 ) -> None:
-    """Raise InputError unless the inputs of an attention layer fit the layer and each other.
+    """Raise InputError unless the inputs of an attention layer, given by their shapes, fit the layer and each other.
 
-    Args:
-        gates: The layer's gates.
-        d_model: The layer's width.
-        x: Shape of the input.
-        context: Shape of the context; None in self-attention.
-        ordered: Whether the layer is causal or has a window.
-        has_cache: Whether a cache was given.
-        packed: Name of the argument for packed documents, if it was given.
+    The context is None in self-attention. `ordered` layers are causal or have a window. `packed` is the name of the
+    argument for packed documents, if it was given.
     """
     for name, given in (("x", x), ("context", context)):
         if given is not None and (len(given) != 3 or given[-1] != d_model):
@@ -140,9 +131,6 @@ def require_layer_inputs(
     if has_cache:
         raise InputError("cache", expected="None with a context", hint="Cross-attention needs no cache.")
     if ordered:
-        raise InputError(
-            "context",
-            expected="None in a layer that is causal or has a window",
-            hint="Both compare positions of one sequence. Cross-attention needs causal=False and window=None.",
-        )
+        hint = "Both compare positions of one sequence. Cross-attention needs causal=False and window=None."
+        raise InputError("context", expected="None in a layer that is causal or has a window", hint=hint)
     gates.require_cross_attention()

@@ -28,12 +28,8 @@ class HeadShape:
         require_sizes(d_model=d_model, num_heads=num_heads)
         if head_dim is None:
             if d_model % num_heads:
-                raise InputError(
-                    "d_model",
-                    expected=f"a multiple of num_heads={num_heads} when head_dim is not given",
-                    got=d_model,
-                    hint="Set head_dim, or change one of them.",
-                )
+                expected = f"a multiple of num_heads={num_heads} when head_dim is not given"
+                raise InputError("d_model", expected=expected, got=d_model, hint="Set head_dim, or change one of them.")
             head_dim = d_model // num_heads
         return cls(
             d_model=d_model,

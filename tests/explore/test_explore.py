@@ -14,7 +14,7 @@ from pages import require_policy
 
 from tidegate import Gate, Gates, InputError
 from tidegate.explore import explore_page
-from tidegate.explore.gate_table import CHOICES, NUMBERS
+from tidegate.explore.page import CHOICES, NUMBERS
 from tidegate.geometry import gaussian_curvature, query_chart, sectional_curvature, weight_chart
 from tidegate.sizes import HeadShape
 from tidegate.tensors.attention import attention_output, attention_scores_with_metric, attention_weights

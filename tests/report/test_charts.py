@@ -7,11 +7,9 @@ import plotly.graph_objects as go
 import pytest
 from pages import comparison_page, every_panel
 
-from tidegate.report.charts import palette_of
+from tidegate.report.charts import color_scale, intervals_figure, map_figures, palette_of
 from tidegate.report.html import embedded_json
-from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
-from tidegate.report.maps import color_scale, map_figures
 from tidegate.report.page import Estimate, Intervals, Lines, Map, Maps, Page, Section, Series
 
 PAGE = comparison_page()

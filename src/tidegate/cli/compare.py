@@ -95,9 +95,7 @@ class CompareOptions(TrainingData):
         panel=_TUNING,
     )
     rates: str | None = option(
-        None,
-        "Learning rates for --tune and --map, as multiples of the preset's. Default: 0.5,1,2.",
-        panel=_TUNING,
+        None, "Learning rates for --tune and --map, as multiples of the preset's. Default: 0.5,1,2.", panel=_TUNING
     )
     starts: str | None = option(
         None, "Initializations for --tune and --map. Default: 0.02,fan-in,torch.", panel=_TUNING
@@ -138,9 +136,7 @@ class CompareOptions(TrainingData):
         panel=_WORK,
     )
     retries: int | None = option(
-        None,
-        "Times to resume a run whose process was killed before it counts as failed. Default: 2.",
-        panel=_WORK,
+        None, "Times to resume a run whose process was killed before it counts as failed. Default: 2.", panel=_WORK
     )
     device: str | None = option(
         None, "PyTorch device for training. Default: cpu, or cuda with --gpus-per-run.", panel=_WORK

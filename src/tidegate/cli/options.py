@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 def option(default: Any, help: str, *flags: str, panel: str | None = None, **how: Any) -> Any:  # noqa: A002
     """Declare an option of a verb: a dataclass field whose flag is its name, unless `flags` say otherwise.
 
-    Args:
-        default: Value if the option is not given.
-        help: Help text.
-        flags: Spellings such as "--json".
-        panel: Heading of its group in `--help`.
-        how: Further arguments of `typer.Option`, such as `min` or `metavar`.
+    `panel` is the heading of its group in `--help`; `how` has further arguments of `typer.Option`, such as `min`.
     """
     return field(default=default, metadata={"typer": typer.Option(*flags, help=help, rich_help_panel=panel, **how)})
 

@@ -26,11 +26,8 @@ _SECONDS_BETWEEN_LINES = 15.0
 def display(console: Console, *, quiet: bool, examples: str = "tokens", peak: float | None = None) -> Generator[Tell]:
     """Yield a callback that shows the lab's events: as bars on a terminal, as lines elsewhere.
 
-    Args:
-        console: Console to draw on.
-        quiet: Show nothing.
-        examples: Unit of the throughput, such as "images".
-        peak: Peak FLOP/s of the device; None omits the utilization.
+    `examples` is the unit of the throughput, such as "images". `peak` is the peak FLOP/s of the device; None omits the
+    utilization.
     """
     if quiet:
         yield lambda _event: None

@@ -18,7 +18,6 @@ from tidegate.cli.progress import display
 
 if TYPE_CHECKING:
     from tidegate.lab.studies.study import Study
-    from tidegate.report.page import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +94,11 @@ def _answer(chosen: Study[Any, Any], settings: Any, options: StudyOptions) -> No
     page = write_page(page_of(chosen, values, result), folder)
     shown: RenderableType = values["finding"]
     if chosen.table is not None:
-        shown = Group(shown, "", _terminal_table(chosen.table(result)))
+        table = chosen.table(result)
+        grid = new_table(table.title)
+        for column in table.columns:
+            grid.add_column(column.title, no_wrap=True)
+        for row in table.rows:
+            grid.add_row(*map(str, row))
+        shown = Group(shown, "", grid)
     finish_page(page, values, as_json=options.as_json, result=shown)
-
-
-def _terminal_table(table: Table) -> RenderableType:
-    shown = new_table(table.title)
-    for column in table.columns:
-        shown.add_column(column.title, no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*map(str, row))
-    return shown

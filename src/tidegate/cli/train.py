@@ -36,9 +36,7 @@ class TrainOptions(TrainingData):
     """Options of `tidegate train`."""
 
     gate: str = option(
-        "bma",
-        "Gate, with options as in --variants of tidegate compare: none, g1, bma@init=fan-in.",
-        panel=_MODEL,
+        "bma", "Gate, with options as in --variants of tidegate compare: none, g1, bma@init=fan-in.", panel=_MODEL
     )
     preset: Literal["tiny", "small", "base", "35m", "124m", "1.3b"] = option(
         "tiny",
@@ -84,10 +82,7 @@ class TrainOptions(TrainingData):
         None, "CPU threads. Default: one per core, or one for widths below 256.", panel=_WORK, min=1
     )
     nproc: int = option(
-        1,
-        "Number of local training processes; torchrun -m tidegate train works as well.",
-        panel=_WORK,
-        min=1,
+        1, "Number of local training processes; torchrun -m tidegate train works as well.", panel=_WORK, min=1
     )
     parallel: Literal["ddp", "fsdp", "tp"] = option(
         "ddp",
@@ -167,11 +162,12 @@ def train(options: TrainOptions) -> None:
 
 def _size(options: TrainOptions) -> ModelSize:
     """Return the preset with the options that override it."""
+    from tidegate.lab.tasks.source import source_kind
     from tidegate.lab.training.presets import SIZES
 
     names = ("d_model", "num_layers", "num_heads", "length", "batch_size", "tokenizer")
     given = {name: getattr(options, name) for name in names}
-    if options.tokenizer is None and _holds_tokens(options.data):
+    if options.tokenizer is None and options.data is not None and source_kind(options.data) in ("tokens", "shards"):
         # The preset's tokenizer is for text.
         given["tokenizer"] = "none"
     return replace(SIZES[options.preset], **{name: value for name, value in given.items() if value is not None})
@@ -194,12 +190,6 @@ def _run(options: TrainOptions) -> Run:
         model={"num_kv_heads": options.num_kv_heads, "checkpoint_blocks": options.checkpoint_activations},
         engine={name: getattr(options, name) for name in engine},
     )
-
-
-def _holds_tokens(data: str | None) -> bool:
-    from tidegate.lab.tasks.source import source_kind
-
-    return data is not None and source_kind(data) in ("tokens", "shards")
 
 
 def _print_estimate(run: Run, options: TrainOptions, num_processes: int) -> None:

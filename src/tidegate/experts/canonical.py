@@ -77,11 +77,8 @@ def canonical_layer(layer: AttentionArrays, *, query_side: bool = True) -> Atten
 def match_heads(a: Any, b: Any) -> list[HeadMatch]:
     """Pair the heads of two models layer by layer, maximizing the mean cosine of their value and output projections.
 
-    Parameters are compared directly: equal heads in different bases look different unless both models are canonical.
-
-    Args:
-        a: A model, as for `canonicalize`.
-        b: A model with the same layers and sizes.
+    The models are as for `canonicalize`, with the same layers and sizes. Parameters are compared directly: equal heads
+    in different bases look different unless both models are canonical.
     """
     first, second = _layers(a), _layers(b)
     if [name for name, _ in first] != [name for name, _ in second]:

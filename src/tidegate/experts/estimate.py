@@ -144,12 +144,8 @@ def run_experiment(
 ) -> RateData:
     """Draw data, fit and measure at every sample size.
 
-    Args:
-        experiment: The experiment.
-        loss: Kind of `voronoi_loss` for the experts.
-        tolerance: Tolerance of the fits; see `fit_batch`.
-        max_steps: Maximum steps of a fit.
-        progress: Called with the number of finished sizes and the number of all sizes.
+    `loss` is a kind of `voronoi_loss`, and the tolerance is that of `fit_batch`. `progress` is called with the number
+    of finished sizes and the number of all sizes.
     """
     rows: list[dict[str, Any]] = []
     for index, n in enumerate(experiment.ns):

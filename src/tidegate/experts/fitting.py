@@ -81,10 +81,7 @@ def fit_batch(
             break
         state.step(active, tolerance)
     return Fits(
-        parameters=state.parameters,
-        objective=state.objective,
-        converged=state.small >= patience,
-        steps=state.steps,
+        parameters=state.parameters, objective=state.objective, converged=state.small >= patience, steps=state.steps
     )
 
 

@@ -17,11 +17,7 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 
 
 def as_layer_arrays(layer: Layer) -> AttentionArrays:
-    """Return a layer of any framework and dtype as `AttentionArrays` of NumPy float64.
-
-    Args:
-        layer: `AttentionArrays`, or anything whose `arrays()` returns them, such as `tidegate.torch.GatedAttention`.
-    """
+    """Return a layer, `AttentionArrays` or anything whose `arrays()` returns them, with arrays of NumPy float64."""
     if not isinstance(layer, AttentionArrays):
         if not callable(getattr(layer, "arrays", None)):
             raise TypeError(

@@ -73,10 +73,7 @@ def channels_may_move(layer: AttentionArrays, side: Side) -> bool:
 def _change_value(arrays: AttentionArrays, basis: Floats) -> AttentionArrays:
     inverse = np.linalg.inv(basis)
     heads = arrays.shape.num_heads
-    moved: dict[str, Any] = {
-        "W_V": arrays.W_V @ basis,
-        "W_O": repeat_heads(inverse, heads) @ arrays.W_O,
-    }
+    moved: dict[str, Any] = {"W_V": arrays.W_V @ basis, "W_O": repeat_heads(inverse, heads) @ arrays.W_O}
     if arrays.b_V is not None:
         moved["b_V"] = (arrays.b_V[:, None, :] @ basis)[:, 0, :]
     return replace(arrays, **moved, gate_parameters=_moved_gates(arrays, "value-output", basis, inverse))

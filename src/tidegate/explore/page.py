@@ -1,15 +1,33 @@
-"""The page of `tidegate explore`: one HTML file, rendered from the templates of this package."""
+"""The page of `tidegate explore`, rendered from the templates of this package, and its table of gates."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
+from itertools import groupby, product
+from typing import Any, get_args
 
-from tidegate.explore.gate_table import gate_table
-from tidegate.report.html import embedded_json, script_hash
+from tidegate._validation import InputError
+from tidegate.gate import PRESETS, Activation, Gate, Grain, Op, Reads, Share, Site
+from tidegate.report.html import embedded_json, read_template, script_hash, template_environment
 
 PARTS = {"query": "A query among keys", "surface": "Curvature of a head's outputs", "gate": "Build a gate"}
 """The parts of the page: the name of the template, which is also the anchor, and the title."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "site": get_args(Site),
+    "reads": get_args(Reads),
+    "grain": get_args(Grain),
+    "share": get_args(Share),
+    "op": get_args(Op),
+    "activation": get_args(Activation),
+}
+"""The fields with a list of values."""
+NUMBERS: dict[str, tuple[int, ...]] = {
+    "rank": (1, 2, 4, 8, 16, 32),
+    "width": (4, 12, 32, 64),
+    "bias": (-2, -1, 0, 1, 2),
+}
+"""The numeric fields; each may also be omitted."""
 
 _MATHEMATICS = ("attention.js", "curvature.js", "gates.js")
 _VIEWS = ("controls.js", "query_view.js", "surface_view.js", "gate_view.js")
@@ -21,27 +39,49 @@ def explore_page() -> str:
 
     `attention.js`, `curvature.js` and `gates.js` compute, in pure functions; the other scripts draw.
     """
-    # `jinja2` is imported only when a page is rendered.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("tidegate.explore", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    theme = _read("tidegate.report", "theme.js")
-    scripts = [_read("tidegate.explore", name) for name in _MATHEMATICS + _VIEWS]
-    return environment.get_template("page.html.j2").render(
-        parts=PARTS,
-        style=_read("tidegate.report", "style.css") + _read("tidegate.explore", "explore.css"),
-        theme=theme,
-        scripts=scripts,
-        gate_table=embedded_json(gate_table()),
-        policy=" ".join(map(script_hash, [theme, *scripts])),
+    theme = read_template("tidegate.report", "theme.js")
+    scripts = [read_template("tidegate.explore", name) for name in _MATHEMATICS + _VIEWS]
+    return (
+        template_environment("tidegate.explore")
+        .get_template("page.html.j2")
+        .render(
+            parts=PARTS,
+            style=read_template("tidegate.report", "style.css") + read_template("tidegate.explore", "explore.css"),
+            theme=theme,
+            scripts=scripts,
+            gate_table=embedded_json(gate_table()),
+            policy=" ".join(map(script_hash, [theme, *scripts])),
+        )
     )
 
 
-def _read(package: str, name: str) -> str:
-    return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
+def gate_table() -> dict[str, Any]:
+    """Return choices, presets and invalid combinations as a JSON value.
+
+    `refusals` lists all combinations of choices, with each number omitted or given, in the order of `product`. It is
+    run-length encoded: pairs of an index in `reasons`, or -1 for a valid gate, and a count. The value of a number does
+    not matter, only its presence.
+    """
+    given = [(None, numbers[0]) for numbers in NUMBERS.values()]
+    names = (*CHOICES, *NUMBERS)
+    found = [_reason(dict(zip(names, values, strict=True))) for values in product(*CHOICES.values(), *given)]
+    reasons = sorted({reason for reason in found if reason})
+    runs = [(reasons.index(reason) if reason else -1, len(list(run))) for reason, run in groupby(found)]
+    return {
+        "choices": CHOICES,
+        "numbers": NUMBERS,
+        "presets": {name: {field: getattr(gate, field) for field in names} for name, gate in PRESETS.items()},
+        "names": {gate.spelling: name for name, gate in PRESETS.items()},
+        "reasons": reasons,
+        "refusals": runs,
+    }
+
+
+def _reason(fields: dict[str, Any]) -> str:
+    """Return the error of `Gate` for these fields; empty if they are valid."""
+    try:
+        Gate(**fields)
+    except InputError as error:
+        # The given value is left out, because the reason holds for other numbers too.
+        return str(InputError(error.field, expected=error.expected, hint=error.hint))
+    return ""

@@ -96,12 +96,8 @@ def gaussian_curvature(
     Arguments as in `sectional_curvature`; x is (..., 2), the result (...).
     """
     if x.shape[-1:] != (2,):
-        raise InputError(
-            "x",
-            expected="(..., 2), a point of a two-dimensional chart",
-            got=tuple(x.shape),
-            hint="In more dimensions use sectional_curvature with a plane, or scalar_curvature.",
-        )
+        hint = "In more dimensions use sectional_curvature with a plane, or scalar_curvature."
+        raise InputError("x", expected="(..., 2), a point of a two-dimensional chart", got=tuple(x.shape), hint=hint)
     u, v = np.eye(2)
     return sectional_curvature(f, x, u, v, covariance=covariance, tangent="plane", max_bytes=max_bytes)
 

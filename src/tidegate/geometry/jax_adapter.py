@@ -33,14 +33,7 @@ def jax_differentiator(x: Any, name: str) -> tuple[Differentiator, Numbers]:
             jaxpr = jax.make_jaxpr(flat)(restore(point)).jaxpr
         return _bytes_of_results(jaxpr), jaxpr.outvars[0].aval.shape[0]
 
-    by = Differentiator(
-        transforms=jax,
-        array_type=jax.Array,
-        dtype=x.dtype,
-        restore=restore,
-        run=_run,
-        measure=measure,
-    )
+    by = Differentiator(transforms=jax, array_type=jax.Array, dtype=x.dtype, restore=restore, run=_run, measure=measure)
     return by, np.asarray(x, dtype=np.float64)
 
 

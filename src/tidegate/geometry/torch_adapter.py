@@ -28,12 +28,7 @@ def torch_differentiator(x: torch.Tensor, name: str) -> tuple[Differentiator, Nu
         return allocations.num_bytes, len(outputs)
 
     by = Differentiator(
-        transforms=torch.func,
-        array_type=torch.Tensor,
-        dtype=x.dtype,
-        restore=restore,
-        run=_run,
-        measure=measure,
+        transforms=torch.func, array_type=torch.Tensor, dtype=x.dtype, restore=restore, run=_run, measure=measure
     )
     return by, _numbers(x.double())
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate._files import write_content
 from tidegate._json import without_nan
 from tidegate._text import printable
-from tidegate.report.charts import palette_of
+from tidegate.report.charts import color_scale, intervals_figure, map_figures, map_size, palette_of
 from tidegate.report.formats import (
     estimate_digits,
     estimate_text,
@@ -27,9 +27,7 @@ from tidegate.report.formats import (
     slug,
     typographic,
 )
-from tidegate.report.intervals import intervals_figure
 from tidegate.report.lines import lines_figure
-from tidegate.report.maps import color_scale, map_figures, map_size
 from tidegate.report.markdown import markdown_page
 from tidegate.report.page import Check, Page, Section
 
@@ -44,7 +42,8 @@ _PLAIN_DATA = 400_000
 
 def html_page(page: Page) -> str:
     """Return the page as one HTML document. Its Content-Security-Policy forbids requests and other scripts."""
-    scripts = {name: _part(f"{name}.js") for name in ("theme", "charts", "page")} | {"plotly": _plotly()}
+    own = ("theme", "charts", "page")
+    scripts = {name: read_template("tidegate.report", f"{name}.js") for name in own} | {"plotly": _plotly()}
     policy = " ".join(script_hash(scripts[name]) for name in ("theme", "plotly", "charts", "page"))
     sections: list[tuple[str, Section]] = []
     seen: Counter[str] = Counter()
@@ -55,14 +54,14 @@ def html_page(page: Page) -> str:
     text = json_text(page.data)
     pack = len(text) > _PLAIN_DATA
     return (
-        _environment()
+        template_environment("tidegate.report")
         .get_template("page.html.j2", globals=_FUNCTIONS)
         .render(
             page=page,
             sections=sections,
             scripts=scripts,
             policy=policy,
-            style=_part("style.css"),
+            style=read_template("tidegate.report", "style.css"),
             data=compress_text(text) if pack else embedded_json(page.data),
             data_encoding="gzip" if pack else "plain",
             palette=palette_of(page),
@@ -109,12 +108,13 @@ def script_hash(source: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def template_environment(package: str) -> Environment:
+    """Return the jinja environment of a package's templates, with escaping on."""
     # Imported late, like plotly below: worker processes build pages without rendering them.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
-        loader=PackageLoader("tidegate.report", "templates"),
+        loader=PackageLoader(package, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalize,
@@ -136,8 +136,9 @@ def _plotly() -> str:
     return str(source).replace("\r\n", "\n")
 
 
-def _part(name: str) -> str:
-    return resources.files("tidegate.report").joinpath("templates", name).read_text(encoding="utf-8")
+def read_template(package: str, name: str) -> str:
+    """Return the text of a file in a package's folder of templates."""
+    return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _tally(items: Sequence[Check]) -> list[tuple[str, int]]:

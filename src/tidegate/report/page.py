@@ -154,12 +154,8 @@ def layer_head_maps(
 ) -> Maps:
     """Return heatmaps of one quantity by layer and head, one per label; missing heads are empty cells.
 
-    Args:
-        title: Of the panel.
-        name: Of the quantity.
-        maps: For each label, rows by layer with a number for each head.
-        when: Suffix of the description, as in ", at the end of training".
-        from_zero: Whether the color scale starts at 0.
+    `maps` has for each label rows by layer with a number for each head. `when` is a suffix of the description, as in ",
+    at the end of training". `from_zero` starts the color scale at 0.
     """
     width = {label: max(map(len, rows)) for label, rows in maps.items()}
     means = "; ".join(

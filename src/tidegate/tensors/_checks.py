@@ -100,12 +100,9 @@ def require_mask(mask: Array | None, shape: tuple[int, ...], *, axes: str = "que
 def require_head_mask(mask: Array | None, shape: tuple[int, ...]) -> None:
     """Raise an error unless a mask has two axes or all of (..., head, query, key): a third could be heads or batch."""
     if mask is not None and mask.ndim not in (2, len(shape)):
-        raise InputError(
-            "mask",
-            expected=f"of shape (query, key), or with every axis of the weights (..., head, query, key) = {shape}",
-            got=tuple(mask.shape),
-            hint="Give a mask per batch a head axis of size 1, as in mask[..., None, :, :].",
-        )
+        expected = f"of shape (query, key), or with every axis of the weights (..., head, query, key) = {shape}"
+        hint = "Give a mask per batch a head axis of size 1, as in mask[..., None, :, :]."
+        raise InputError("mask", expected=expected, got=tuple(mask.shape), hint=hint)
     require_mask(mask, shape)
 
 

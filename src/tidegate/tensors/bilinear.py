@@ -82,11 +82,8 @@ def metric_inverse(g: Array) -> Array:
     sizes = xp.abs(xp.linalg.eigvalsh(wide))
     rounding = g.shape[-1] * float(xp.finfo(wide.dtype).eps)
     if is_false(xp.min(sizes, axis=-1) > rounding * xp.max(sizes, axis=-1)):
-        raise InputError(
-            "g",
-            expected="invertible",
-            hint=f"Its smallest |eigenvalue| is {float(xp.min(sizes)):.3g}. Add a multiple of euclidean_metric to it.",
-        )
+        hint = f"Its smallest |eigenvalue| is {float(xp.min(sizes)):.3g}. Add a multiple of euclidean_metric to it."
+        raise InputError("g", expected="invertible", hint=hint)
     return xp.astype(_symmetric_part(xp, xp.linalg.inv(wide)), g.dtype, copy=False)
 
 

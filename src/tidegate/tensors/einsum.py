@@ -232,12 +232,8 @@ def _letters(term: str, subscripts: str) -> str:
     letters = term.replace("...", "", 1)
     for character in letters:
         if not (character.isascii() and character.isalpha()):
-            raise InputError(
-                "subscripts",
-                expected="a string of letters, ',', '->' and at most one '...' per operand",
-                got=subscripts,
-                hint=f"Check {character!r} in {term!r}.",
-            )
+            expected = "a string of letters, ',', '->' and at most one '...' per operand"
+            raise InputError("subscripts", expected=expected, got=subscripts, hint=f"Check {character!r} in {term!r}.")
     return letters
 
 

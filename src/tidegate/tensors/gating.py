@@ -163,12 +163,8 @@ def bilinearly_modulated_attention(
     if index == "query":
         return gate * scaled_dot_product_attention(Q, K, V, mask)
     if Q.shape[-2] != K.shape[-2]:
-        raise InputError(
-            "Q",
-            expected=f"one query for each of the {K.shape[-2]} keys, as in self-attention, for index='source'",
-            got=Q.shape[-2],
-            hint="For cross-attention use index='query'.",
-        )
+        expected = f"one query for each of the {K.shape[-2]} keys, as in self-attention, for index='source'"
+        raise InputError("Q", expected=expected, got=Q.shape[-2], hint="For cross-attention use index='query'.")
     return scaled_dot_product_attention(Q, K, gate * V, mask)
 
 

@@ -270,11 +270,8 @@ class AttentionArrays:
             W_Q=(self.W_Q, _AXES["W_Q"]), x=(x, "..., position, d"), context=(context, "..., position of context, d")
         )
         if context is not None and (self.causal or self.window is not None):
-            raise InputError(
-                "context",
-                expected="None in a layer that is causal or has a window",
-                hint="Both compare positions of one sequence. Use causal=False and window=None for cross-attention.",
-            )
+            hint = "Both compare positions of one sequence. Use causal=False and window=None for cross-attention."
+            raise InputError("context", expected="None in a layer that is causal or has a window", hint=hint)
         attended = x if context is None else context
         batch = broadcast_batches(x=tuple(x.shape)[:-2], context=tuple(attended.shape)[:-2])
         require_head_mask(mask, (*batch, self.W_Q.shape[0], x.shape[-2], attended.shape[-2]))

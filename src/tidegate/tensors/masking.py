@@ -73,9 +73,8 @@ def global_local_mask(n: int, window: int, global_tokens: int | Sequence[int], *
     if np.ndim(global_tokens) == 0:
         positions = list(range(positions[0]))
     if max(positions, default=0) >= n:
-        raise InputError(
-            "global_tokens", expected=f"positions below n = {n}, or a number of tokens up to n", got=global_tokens
-        )
+        expected = f"positions below n = {n}, or a number of tokens up to n"
+        raise InputError("global_tokens", expected=expected, got=global_tokens)
     is_global = xp.asarray(np.isin(np.arange(n), positions))
     return local | is_global[:, None] | is_global[None, :]
 

@@ -60,12 +60,8 @@ def init_multihead_weights(
     """
     require_count(1, d_model=d_model, num_heads=num_heads)
     if (d_k is None or d_v is None) and d_model % num_heads:
-        raise InputError(
-            "num_heads",
-            expected=f"a divisor of d_model = {d_model}",
-            got=num_heads,
-            hint="Or give both d_k and d_v, the widths of a head.",
-        )
+        hint = "Or give both d_k and d_v, the widths of a head."
+        raise InputError("num_heads", expected=f"a divisor of d_model = {d_model}", got=num_heads, hint=hint)
     d_k = d_model // num_heads if d_k is None else d_k
     d_v = d_model // num_heads if d_v is None else d_v
     require_count(1, d_k=d_k, d_v=d_v)

@@ -221,7 +221,7 @@ class GatedAttention(nn.Module):
         attended = self._attend(q_BHTD, k_BGSD, v_BGSD, allowed, whole=traces is not None)
         reads.output = o_BTHD = self._gate_by_partition(q_BHTD, attended, reads)
 
-        y_BTM = self._gate("output", o_BTHD, reads, then=self._project_out)
+        y_BTM = self._gate("output", o_BTHD, reads, then=lambda heads: self.o_proj(heads.flatten(-2)))
         y_BTM = self._gate("dense", y_BTM, reads)
         if traces is not None:
             trace = AttentionTrace(
@@ -371,9 +371,6 @@ class GatedAttention(nn.Module):
             if isinstance(self.q_proj.weight, Tensor):
                 require_dtype(self.q_proj.weight.dtype, x=x, context=context_BSM)
             raise
-
-    def _project_out(self, o_BTHD: Tensor) -> Tensor:
-        return self.o_proj(o_BTHD.flatten(-2))
 
     def _gate(
         self,

@@ -83,11 +83,8 @@ class KVCache:
         """Raise InputError unless the cache belongs to this layer or to none; layers call this before they use it."""
         if self._owner is not owner:
             if self._owner is not None and self._key is not None:
-                raise InputError(
-                    "cache",
-                    expected="of this layer",
-                    hint="It holds another layer's keys and values. Give each layer its own, as new_caches() does.",
-                )
+                hint = "It holds another layer's keys and values. Give each layer its own, as new_caches() does."
+                raise InputError("cache", expected="of this layer", hint=hint)
             self._owner = owner
 
     def update(self, key_BGTD: Tensor, value_BGTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,9 +119,8 @@ class KVCache:
     def _write(self, key_BGTD: Tensor, value_BGTD: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
         start, end = self._length, self._length + key_BGTD.shape[2]
         if end > max_length:
-            raise InputError(
-                "max_length", expected=f"at least {end} for these positions", got=max_length, hint="Or leave it out."
-            )
+            hint = "Or leave it out."
+            raise InputError("max_length", expected=f"at least {end} for these positions", got=max_length, hint=hint)
         if torch.is_grad_enabled() and (key_BGTD.requires_grad or value_BGTD.requires_grad):
             raise RuntimeError(
                 "A preallocated cache is written in place, which gradients cannot pass through. "

@@ -34,11 +34,7 @@ class TransformerLM(nn.Module):
     """A decoder language model: it maps tokens to the logits of each position's next token."""
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, config: TransformerConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.config = config
@@ -146,11 +142,8 @@ class TransformerLM(nn.Module):
     def flops_per_token(self, num_keys: float | None = None) -> float:
         """Return the FLOPs of one token's forward pass, in matrix products and attention.
 
-        A training step takes three times as many: the backward pass has two products for each product of the forward
-        pass.
-
-        Args:
-            num_keys: Positions that a token attends to; None is the mean over a sequence of `max_length`.
+        A token attends to `num_keys` positions; None is the mean over a sequence of `max_length`. A training step takes
+        three times as many FLOPs: the backward pass has two products for each product of the forward pass.
         """
         if num_keys is None:
             longest = self.config.max_length

@@ -67,23 +67,17 @@ def require_documents(documents: Tensor, *, batch: int, num_positions: int) -> N
         raise TypeError(f"documents must be integer ids or boundaries, got {documents.dtype}.")
     if documents.ndim == 1:
         if batch != 1:
-            raise InputError(
-                "documents",
-                expected=f"ids (batch, positions) for a batch of {batch}",
-                got=tuple(documents.shape),
-                hint="Boundaries describe a single packed row.",
-            )
+            expected = f"ids (batch, positions) for a batch of {batch}"
+            hint = "Boundaries describe a single packed row."
+            raise InputError("documents", expected=expected, got=tuple(documents.shape), hint=hint)
         # On other devices, reading the values would make every step wait.
         if torch.compiler.is_compiling() or documents.device.type != "cpu":
             return
         given = documents.tolist()
         if given[:1] != [0] or given[-1:] != [num_positions] or given != sorted(given):
-            raise InputError(
-                "documents",
-                expected=f"boundaries rising from 0 to {num_positions} if it has one axis",
-                got=given,
-                hint="Pass ids with one row for each of the batch, as in documents[None].",
-            )
+            expected = f"boundaries rising from 0 to {num_positions} if it has one axis"
+            hint = "Pass ids with one row for each of the batch, as in documents[None]."
+            raise InputError("documents", expected=expected, got=given, hint=hint)
     elif documents.shape != (batch, num_positions):
         raise InputError("documents", expected=f"of shape {(batch, num_positions)}", got=tuple(documents.shape))
 

@@ -136,12 +136,8 @@ class DenseShare:
 def _attention_plan(layer: GatedAttention, path: str, num_processes: int) -> dict[str, Placed]:
     for name, count in (("num_heads", layer.shape.num_heads), ("num_kv_heads", layer.shape.num_kv_heads)):
         if count % num_processes:
-            raise InputError(
-                "num_processes",
-                expected=f"a divisor of the {number_of(count, 'head')} of {path or 'the layer'} ({name})",
-                got=num_processes,
-                hint=_REMEDY,
-            )
+            expected = f"a divisor of the {number_of(count, 'head')} of {path or 'the layer'} ({name})"
+            raise InputError("num_processes", expected=expected, got=num_processes, hint=_REMEDY)
     plan = {f"{name}.{part}": _BY_ROW for name in ("q_proj", "k_proj", "v_proj") for part in ("weight", "bias")}
     plan |= {"o_proj.weight": _BY_COLUMN, "o_proj.bias": _SHARED, "metric.weight": _BY_ROW}
     # One scale for all heads: each process has the gradient of its own heads.

@@ -23,11 +23,7 @@ class VisionTransformer(nn.Module):
     """A vision transformer: it maps images to the logits of their classes."""
 
     def __init__(
-        self,
-        config: VisionConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, config: VisionConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.config = config
@@ -44,12 +40,7 @@ class VisionTransformer(nn.Module):
         initialize(self, init=self.config.init, seed=seed)
 
     def forward(self, images: Tensor, *, traces: Traces | None = None) -> Tensor:
-        """Return the logits (B, K) of images (B, C, H, W) of the configured size.
-
-        Args:
-            images: (B, C, H, W).
-            traces: Receives a trace of each block; see `trace`.
-        """
+        """Return the logits (B, K) of images (B, C, H, W) of the configured size; see `trace` for `traces`."""
         channels, size = self.config.channels, self.config.image_size
         if images.ndim != 4 or images.shape[1:] != (channels, size, size):
             expected = f"of shape (batch, {channels}, {size}, {size})"

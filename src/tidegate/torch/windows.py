@@ -187,13 +187,7 @@ def _forward(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, *options: *_Options
 
 
 def _backward(
-    do_BTHD: Tensor,
-    q_BTHD: Tensor,
-    k_BSGD: Tensor,
-    v_BSGD: Tensor,
-    o_BTHD: Tensor,
-    L_BTH: Tensor,
-    *options: *_Options,
+    do_BTHD: Tensor, q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, o_BTHD: Tensor, L_BTH: Tensor, *options: *_Options
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients by the queries, keys and values."""
     boundaries, causal, window, scale = options

@@ -3,7 +3,7 @@ from dataclasses import replace
 from lab_lines import diverged
 from lab_runs import tampered
 
-from tidegate.lab.compare.layers import layer_sections
+from tidegate.lab.compare.page import layer_sections
 from tidegate.lab.compare.summary import summarise
 from tidegate.lab.training.measurements import LayerGauge
 from tidegate.lab.training.records import LayerMeasurements

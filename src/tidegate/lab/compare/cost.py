@@ -30,11 +30,8 @@ _PEAKS_RESET = Path("/proc/self/clear_refs")
 def measure_costs(runs: Mapping[str, Run], *, control: str, request: str, rounds: int = _ROUNDS) -> Costs:
     """Measure time, memory and decoding of one run of each variant, in turns, so that noise affects all equally.
 
-    Args:
-        runs: One run of each variant, of which single steps are timed.
-        control: The baseline, the unit of step times.
-        request: The hash of the request, under which the costs are recorded.
-        rounds: Rounds of timed steps.
+    Step times are relative to the control's. `request` is the hash under which the costs are recorded; `rounds` is the
+    number of rounds of timed steps.
     """
     keep_freed_memory()
     torch.set_num_threads(runs[control].training.num_threads)

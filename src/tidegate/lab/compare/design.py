@@ -128,16 +128,9 @@ def single_run(
 ) -> Run:
     """Return the run of a variant on text, which is opened but not read through.
 
-    Args:
-        variant: The gate, with its own options.
-        size: Of the model and its batches.
-        data: Path of the text, as in `text_task`; None takes Python's own sources.
-        field: Field of `.jsonl` lines and datasets that holds the text.
-        budget: Training tokens; None takes twenty per parameter.
-        lr: Peak learning rate; None takes the default of the width. The variant's own rate overrides both.
-        seed: Random seed for initialization and data order.
-        model: More options of the model's configuration.
-        engine: More options of `Training`, which override the variant's own.
+    `data` and `field` are those of `text_task`. A budget of None takes twenty tokens per parameter, and an `lr` of None
+    takes the default of the width; the variant's own rate overrides both. `model` and `engine` have more options of the
+    model's configuration and of `Training`; those of `engine` override the variant's own.
     """
     if unused := {"params", "first_seed"} & set(variant.overrides):
         expected = "without params and first_seed, which are options of a comparison"

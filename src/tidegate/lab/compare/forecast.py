@@ -27,10 +27,7 @@ _SOUGHT = 0.01
 def forecast(request: Request, base: Mapping[str, Run], costs: Costs) -> str:
     """Return a few sentences on the number of runs, their time on this machine, and what they can detect.
 
-    Args:
-        request: The comparison.
-        base: The first run of each variant.
-        costs: The training speed of each variant.
+    `base` has the first run of each variant, `costs` its training speed.
     """
     return f"{_work(request, base, costs)} {_power(request)}".rstrip()
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
+from tidegate.experts.gauge import FREE_BELOW
 from tidegate.lab.compare.answer import answer
 from tidegate.lab.compare.curves import difference_panel, length_panel, loss_views
 from tidegate.lab.compare.fairness import fairness_checks, violations_in_words
-from tidegate.lab.compare.layers import layer_sections
 from tidegate.lab.compare.mechanism import mechanism_panels
 from tidegate.lab.compare.observed_verdicts import judge_observed, observed_panel
 from tidegate.lab.compare.robustness import rate_panels, robustness_section
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import MetricResults, rule_text
+from tidegate.lab.models.curvature_panels import curvature_panels
+from tidegate.lab.training.measurements import LayerGauge
 from tidegate.report.page import (
     CellValue,
     Check,
@@ -216,6 +220,74 @@ def _cost_row(variant: VariantSummary, summary: Summary) -> Iterator[CellValue]:
     yield from (cost.decode_milliseconds, cost.cache_bytes_per_token)
 
 
+def layer_sections(summary: Summary) -> Iterator[Section]:
+    """Return the sections of the measurements, with the reasons for missing ones."""
+    layers = {variant.name: variant.layers for variant in summary.variants}
+    yield Section(
+        title="Curvature of the layers",
+        lead="Relative curvature of two-dimensional slices through each attention layer, in the first run of each "
+        "variant: 0 is flat, 1 is a sphere about the origin, negative values are saddles.",
+        panels=(
+            *curvature_panels({name: own.curvature for name, own in layers.items() if own.curvature is not None}),
+            *_unmeasured({name: own.curvature_reason for name, own in layers.items()}),
+        ),
+    )
+    gauges = {name: own.gauge for name, own in layers.items() if own.gauge}
+    yield Section(
+        title="Gauge freedom of the heads",
+        lead="Directions in which a head's channels can be mixed without changing any output, in the first run of each "
+        "variant. If all are free, single channels have no meaning; a gate between value and output projection fixes "
+        "them.",
+        panels=(
+            *((_gauge_table(gauges),) if gauges else ()),
+            *_unmeasured({name: own.gauge_reason for name, own in layers.items()}),
+        ),
+    )
+
+
+def _unmeasured(reasons: Mapping[str, str]) -> Iterator[Prose]:
+    """Return a paragraph for each reason that something was not measured; a reason is empty if it was."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        if reason:
+            names.setdefault(reason, []).append(name)
+    if names:
+        yield Prose(paragraphs=tuple(f"Not measured for {', '.join(own)}: {reason}." for reason, own in names.items()))
+
+
+def _gauge_table(models: Mapping[str, Sequence[LayerGauge]]) -> Table:
+    columns = (
+        Column(title="model"),
+        Column(title="layer", digits=0),
+        Column(title="directions per head", digits=0, help="Ways to mix its channels: the square of their number."),
+        Column(title="free, theory", digits=0),
+        Column(title="free, minimum", digits=0, help="Over the heads of the layer."),
+        Column(title="free, maximum", digits=0),
+        Column(
+            title="sensitivity of the others",
+            help="Median singular value over heads and directions that are not free: change of the output relative to "
+            "the largest change by the output projection.",
+        ),
+        Column(title="least sensitivity", help="Smallest singular value among the directions that are not free."),
+    )
+    rows = tuple(
+        (name, float(place), *_layer_cells(layer))
+        for name, layers in models.items()
+        for place, layer in enumerate(layers)
+    )
+    return Table(title="Free directions of the channels of each head", columns=columns, rows=rows)
+
+
+def _layer_cells(layer: LayerGauge) -> Iterator[CellValue]:
+    values = np.asarray(layer.singular_values)
+    held = values[values > FREE_BELOW]
+    yield float(values.shape[1])
+    yield None if layer.predicted is None else float(layer.predicted)
+    yield from (float(min(layer.free)), float(max(layer.free)))
+    yield None if not held.size else f"{float(np.median(held)):.1e}"
+    yield None if not held.size else f"{float(held.min()):.1e}"
+
+
 def _limitations(summary: Summary) -> Prose:
     # Matching the number of parameters keeps width and depth.
     models = [record.run.model for variant in summary.variants for record in variant.records]
@@ -240,8 +312,7 @@ def _reproduction(summary: Summary) -> Iterator[Panel]:
         for name, value in _flatten(variant.records[0].run.to_dict()).items()
         if name not in ("variant", "block") and value != control.get(name)
     )
-    titles = ("variant", "option", plan.control, "variant's value")
-    columns = tuple(Column(title=title) for title in titles)
+    columns = tuple(Column(title=title) for title in ("variant", "option", plan.control, "variant's value"))
     yield Table(title="All differences between the variants' configurations", columns=columns, rows=differences)
     yield Snippet(title="Versions and machine", text=_to_json(plan.environment))
     yield Snippet(title="Data", text=_to_json(plan.task.to_dict()))

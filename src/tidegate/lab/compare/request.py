@@ -70,13 +70,9 @@ GRID = Grid(rates=(0.5, 1.0, 2.0), starts=(0.02, "fan-in", "torch"))
 
 
 def parse_grid(rates: str | None, starts: str | None, *, search: Search, chooses: bool) -> Grid:
-    """Return the grid of comma-separated learning rates and initializations.
+    """Return the grid of comma-separated multiples of the learning rate and values of `init`.
 
-    Args:
-        rates: Multiples of the learning rate; None takes the default three.
-        starts: Values of `init`; None takes the default three.
-        search: As in `Grid`.
-        chooses: As in `Grid`.
+    None takes the default three. The other arguments are those of `Grid`.
     """
     numbers = GRID.rates if rates is None else _parse_list("rates", rates, "different numbers above 0, such as 0.5,1,2")
     expected = "different ones of fan-in, torch and standard deviations above 0, such as 0.02,fan-in,torch"

@@ -109,13 +109,10 @@ class _Work:
     def run_missing(
         self, phase: str, runs: Sequence[Run], *, keep: Collection[str] = (), num_later: int = 0
     ) -> list[Record]:
-        """Return the records of these runs, after executing the missing ones.
+        """Return the records of a phase's runs, after executing the missing ones.
 
-        Args:
-            phase: Name of the phase.
-            runs: Its runs.
-            keep: Ids of runs whose last checkpoint is needed after they finish.
-            num_later: Number of runs of later phases.
+        `keep` has the ids of runs whose last checkpoint is needed after they finish, `num_later` is the number of runs
+        of later phases.
         """
         done, repeated = _ended_records(self.lines), _repeated(runs)
         known = done.keys() | repeated.keys()
@@ -189,13 +186,9 @@ def _costs(base: dict[str, Run], plan: Plan, work: _Work) -> Costs:
 def _measure_layers(runs: Sequence[Run], before: Collection[str], work: _Work) -> None:
     """Measure the trained models of these runs that are not measured yet, and delete their checkpoints.
 
-    If a user removed a damaged line of measurements, the run is trained again, which gives the same model; its record
-    stays.
-
-    Args:
-        runs: The first run of each variant.
-        before: Ids of runs on record when the command began. Checkpoints of later runs exist, or are out of reach.
-        work: The running comparison.
+    `runs` has the first run of each variant. If a user removed a damaged line of measurements, the run is trained
+    again, which gives the same model; its record stays. `before` has the ids of runs on record when the command began:
+    checkpoints of later runs exist, or are out of reach.
     """
     measured = {line.id: line for line in work.lines if isinstance(line, LayerMeasurements)}
     repeated = _repeated(runs)

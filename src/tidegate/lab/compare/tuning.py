@@ -39,15 +39,10 @@ class Setting:
 def next_trials(base: Mapping[str, Run], grid: Grid, *, num_seeds: int, done: Sequence[Record]) -> list[Run]:
     """Return the next trials of every variant and seed; none once all are done.
 
-    Trials have full length. Each seed of the comparison has its own trials, on another seed, so selection noise differs
-    between seeds and widens the intervals. With one selection for all seeds, it would be a constant difference between
-    variants that looks like an effect.
-
-    Args:
-        base: The first run of each variant.
-        grid: The settings to try.
-        num_seeds: Number of seeds of the comparison.
-        done: Records of all earlier trials.
+    `base` has the first run of each variant, `done` the records of all earlier trials. Trials have full length. Each
+    seed of the comparison has its own trials, on another seed, so selection noise differs between seeds and widens the
+    intervals. With one selection for all seeds, it would be a constant difference between variants that looks like an
+    effect.
     """
     first = num_seeds + max(_FIRST_TUNING_SEED, *(run.seed for run in base.values()))
     best = choose_settings(done)

@@ -118,9 +118,8 @@ def false_positive_rate(
         raise InputError("num_variants", expected="at least 2", got=num_variants)
     num_cells = num_variants * num_blocks
     if len(noise) < num_cells:
-        raise InputError(
-            "noise", expected=f"at least {num_cells} numbers, one for each cell of a table", got=len(noise)
-        )
+        expected = f"at least {num_cells} numbers, one for each cell of a table"
+        raise InputError("noise", expected=expected, got=len(noise))
     generator = np.random.default_rng(seed)
     found = 0
     for _ in range(num_comparisons):

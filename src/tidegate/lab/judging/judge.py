@@ -16,7 +16,7 @@ has the results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -179,7 +179,11 @@ def compare_to_control(
         residual_sd=residual_sd,
         detectable=max((contrast.detectable for contrast in contrasts), default=None),
         variants=tuple(results.values()),
-        warnings=tuple(_warnings(rows, control, identical)),
+        warnings=tuple(
+            f"{name} is identical to {control}, but their losses differ: runs are not reproducible here"
+            for name in rows
+            if name in identical and rows[name] != rows[control]
+        ),
         refusal=refusal,
     )
     sentences = (
@@ -267,15 +271,10 @@ class Contrast:
 
 
 def fit_additive_model(table: Array, confidence: float) -> tuple[float, list[Contrast]] | None:
-    """Fit the additive model of variant and seed.
+    """Fit the additive model of variant and seed to a table (variant, seed), the baseline first.
 
-    Args:
-        table: (variant, seed), the baseline first.
-        confidence: Of all intervals together.
-
-    Returns:
-        The residual standard deviation, and a contrast for each variant except the baseline; None if all residuals are
-        zero.
+    Return the residual standard deviation, and a contrast for each variant except the baseline; None if all residuals
+    are zero. The confidence is that of all intervals together.
     """
     num_variants, num_seeds = table.shape
     centered = table - table.mean(axis=0)
@@ -306,9 +305,3 @@ def _verdict(contrast: Contrast, margin: float, lower_is_better: bool) -> Verdic
     if contrast.low <= 0 <= contrast.high:
         return "inconclusive"
     return "better" if (contrast.high < 0) == lower_is_better else "worse"
-
-
-def _warnings(rows: Mapping[str, Row], control: str, identical: Collection[str]) -> Iterator[str]:
-    for name in rows:
-        if name in identical and rows[name] != rows[control]:
-            yield f"{name} is identical to {control}, but their losses differ: runs are not reproducible here"

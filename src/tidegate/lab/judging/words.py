@@ -66,10 +66,7 @@ def verdict_sentence(
 ) -> str:
     """Return a sentence on one variant: the estimate and its interval, the verdict, and what the interval rules out.
 
-    Args:
-        variant: The variant.
-        comparison: The comparison that it belongs to.
-        time_of: Returns the time that the comparison takes with a number of seeds, in words; empty if unknown.
+    `time_of` returns the time that the comparison takes with a number of seeds, in words; empty if unknown.
     """
     name, control = variant.name, comparison.control
     seeds = _seeds(comparison)

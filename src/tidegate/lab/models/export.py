@@ -17,18 +17,11 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def export_hugging_face(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
-    """Write a folder for `AutoModelForCausalLM.from_pretrained`.
+    """Write a folder for `AutoModelForCausalLM.from_pretrained`, and return the name of the model's class there.
 
     A decoder with an equivalent in transformers becomes a Llama or Qwen3, which loads without Tidegate and accepts
-    `add_gates`. Any other loads after `import tidegate.torch.hf`.
-
-    Args:
-        model: The model.
-        folder: The folder to write.
-        tokenizer: A byte-pair tokenizer as JSON, for `AutoTokenizer`; empty if tokens are bytes.
-
-    Returns:
-        The name of the model's class in transformers.
+    `add_gates`. Any other loads after `import tidegate.torch.hf`. `tokenizer` is a byte-pair tokenizer as JSON, for
+    `AutoTokenizer`; empty if tokens are bytes.
     """
     hf: Any = import_module("tidegate.torch.hf")
     try:
@@ -55,19 +48,11 @@ def reading_code(folder: Path) -> str:
 
 
 def export_qwen3_next(model: TransformerLM, folder: Path, *, tokenizer: str = "") -> str:
-    """Write a folder with the same model as a Qwen3-Next.
+    """Write a folder with the same model as a Qwen3-Next, and return the name of that class in transformers.
 
     The model must be built like Qwen3 (rotary positions, RMS norms, SwiGLU, `qk_norm`, no window, no biases) and have a
     single gate, at the output, that reads the input and multiplies by a sigmoid: `g1` and its variants per head, with a
-    bias, a rank or shared matrices.
-
-    Args:
-        model: The model.
-        folder: The folder to write.
-        tokenizer: As in `export_hugging_face`.
-
-    Returns:
-        The name of the model's class in transformers.
+    bias, a rank or shared matrices. The tokenizer is as in `export_hugging_face`.
 
     Raises:
         InputError: The model does not fit.

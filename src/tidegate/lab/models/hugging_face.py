@@ -61,15 +61,10 @@ _EXTRA_BUFFER_BYTES = 1 << 26
 
 
 def load_from_folder(folder: Path, *, attention: str | None, dtype: torch.dtype | None) -> tuple[Any, tuple[str, ...]]:
-    """Load the language model in a folder, for evaluation.
+    """Load the language model in a folder, for evaluation, and list the tensors that its class does not use.
 
-    Args:
-        folder: The folder.
-        attention: The attention implementation of transformers; None takes its default.
-        dtype: The dtype to load in; None keeps the saved one.
-
-    Returns:
-        The model, and the names of tensors in its files that its class does not use.
+    `attention` is the attention implementation of transformers; None takes its default. A `dtype` of None keeps the
+    saved one.
 
     Raises:
         InputError: The folder has no model that can be loaded.

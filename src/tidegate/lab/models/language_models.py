@@ -136,11 +136,8 @@ def make_language_model(
 ) -> LanguageModel:
     """Wrap a copy of one of our models; the model itself does not change.
 
-    Args:
-        model: The model.
-        name: Its name in errors and pages.
-        derivatives: Whether derivatives will be computed: the copy is in float64.
-        tokenizer: Its byte-pair tokenizer as JSON; empty if tokens are bytes, or unknown.
+    With `derivatives` the copy is in float64. `tokenizer` is its byte-pair tokenizer as JSON; empty if tokens are
+    bytes, or unknown.
     """
     copied = copy.deepcopy(model).eval()
     if derivatives:
@@ -181,14 +178,8 @@ def token_windows(
 ) -> Tensor:
     """Return windows (count, length) of tokens, evenly spread over a text; fewer if they would overlap.
 
-    If the text is long, only the windows and their surroundings are encoded.
-
-    Args:
-        model: The model, whose tokenizer is used.
-        data: A source of text or tokens, as for a comparison; None reads Python's own sources.
-        length: Tokens per window.
-        count: Number of windows.
-        field: The field with the text in lines of a .jsonl file.
+    If the text is long, only the windows and their surroundings are encoded. `data` and `field` are those of
+    `text_tokens`.
     """
     require_known_length(model, length)
     source = resolve_source("stdlib" if data is None else data)
@@ -228,13 +219,9 @@ def _first_tokens(model: LanguageModel, text: bytes, start: int, stop: int, leng
 def text_tokens(model: LanguageModel, data: str | None, *, field: str | None = None) -> TokenStream:
     """Return the tokens (count,) of a text in the smallest dtype for the vocabulary.
 
-    Files of tokens and shards are memory-mapped. Shards must be made with the model's tokenizer; all of their tokens
-    are returned, including those held out in training.
-
-    Args:
-        model: The model, whose tokenizer is used.
-        data: A source of text or tokens, as for a comparison; None reads Python's own sources.
-        field: The field with the text in lines of a .jsonl file.
+    `data` is a source of text or tokens, as for a comparison; None reads Python's own sources. `field` has the text in
+    lines of a .jsonl file. Files of tokens and shards are memory-mapped. Shards must be made with the model's
+    tokenizer; all of their tokens are returned, including those held out in training.
     """
     source = resolve_source("stdlib" if data is None else data)
     kind = source_kind(source)

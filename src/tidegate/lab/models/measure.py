@@ -49,13 +49,7 @@ def measure_run(run: Run, checkpoints: Path) -> LayerMeasurements:
 
 
 def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements:
-    """Measure a model on the beginning of some examples, without changing it.
-
-    Args:
-        model: The model.
-        probe: The examples.
-        run: The id of the run that trained the model.
-    """
+    """Measure the model of a run, given by its id, on the beginning of some examples, without changing it."""
     if model.config.gates.read_other_sequences:
         reason = "its gate reads another sequence, so that no layer is a function of its own input"
         return LayerMeasurements(id=run, curvature_reason=reason, gauge_reason=reason)

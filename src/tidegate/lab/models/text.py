@@ -98,18 +98,11 @@ def text_loss(
     batch_size: int = 4,
     tell: Tell = ignore,
 ) -> TextLoss:
-    """Return the loss of a model on a text, in blocks.
+    """Return the loss of a model on tokens (n,) of a text, in blocks.
 
     A block reads `length` tokens and predicts the one after each of them; the next block starts where it ends. So every
     token except the first is predicted once, from the tokens before it in its block. The last block may be shorter.
-
-    Args:
-        model: The model.
-        tokens: (n,), at least two.
-        length: Tokens per block.
-        count: Number of blocks, evenly spread over the text; None takes all.
-        batch_size: Blocks per batch.
-        tell: Receives a `PartsDone` for each batch.
+    `count` blocks are evenly spread over the text; None takes all. A `PartsDone` is reported for each batch.
 
     Raises:
         InputError: The text is too short, or the model is not one of ours or has an unknown tokenizer.

@@ -27,13 +27,7 @@ from tidegate.report.page import (
     layer_head_maps,
     mean_of_known,
 )
-from tidegate.torch.observing import (
-    CLOSED_BELOW,
-    HISTOGRAM_EDGES,
-    LayerObservation,
-    Observation,
-    statistic_names,
-)
+from tidegate.torch.observing import CLOSED_BELOW, HISTOGRAM_EDGES, LayerObservation, Observation, statistic_names
 
 _GATE_METRICS = (
     ("mean", "mean gate", "Mean gate"),

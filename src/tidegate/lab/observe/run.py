@@ -15,23 +15,12 @@ from tidegate.torch.observing import Observation, observe
 
 @torch.no_grad()
 def model_observation(
-    model: LanguageModel,
-    windows: Tensor,
-    *,
-    batch_size: int,
-    keys: int = 1,
-    heat: bool = False,
-    tell: Tell = ignore,
+    model: LanguageModel, windows: Tensor, *, batch_size: int, keys: int = 1, heat: bool = False, tell: Tell = ignore
 ) -> Observation:
-    """Observe a model on all windows, batch by batch.
+    """Observe a model on all windows (count, length) of tokens, batch by batch.
 
-    Args:
-        model: The model.
-        windows: (count, length) tokens.
-        batch_size: Windows per batch.
-        keys: Number of first keys in the key set; at most `length`.
-        heat: Whether to measure the largest score and the heat capacity too.
-        tell: Receives a `PartsDone` at the start and after each batch.
+    The key set has the first `keys` keys, at most `length`; `heat` adds the largest score and the heat capacity. A
+    `PartsDone` is reported at the start and after each batch.
 
     Raises:
         InputError: The key set does not fit the windows, or no attention of the model can be observed.

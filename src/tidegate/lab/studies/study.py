@@ -91,12 +91,6 @@ def page_of(study: Study[Any, Any], record: dict[str, Any], result: Any) -> Page
     command = format_command(study.name, result.options, full=study.options, quick=study.quick)
     versions = "\n".join(f"{name}: {value}" for name, value in record["environment"].items())
     again = Section(
-        title="Reproduce",
-        panels=(Snippet(title="Command", text=command), Snippet(title="Versions", text=versions)),
+        title="Reproduce", panels=(Snippet(title="Command", text=command), Snippet(title="Versions", text=versions))
     )
-    return Page(
-        title=study.name,
-        summary=study.question,
-        sections=(found, *study.view(result), again),
-        data=record,
-    )
+    return Page(title=study.name, summary=study.question, sections=(found, *study.view(result), again), data=record)

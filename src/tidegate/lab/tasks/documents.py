@@ -66,8 +66,7 @@ def changed(source: str, before: str, now: str) -> InputError:
 
 def _require_regular(path: Path) -> None:
     if kind := nonregular_file_type(path):
-        hint = f"It is {kind}. Write its content to a file first."
-        raise InputError("data", expected="a file", got=path, hint=hint)
+        raise InputError("data", expected="a file", got=path, hint=f"It is {kind}. Write its content to a file first.")
 
 
 def read_json(text: bytes) -> Any:
@@ -173,10 +172,7 @@ def record_documents(path: Path, name: str, field: str) -> Iterator[Document]:
 def record_text(record: Any, field: str, place: str) -> bytes:
     """Return the text in a field of a JSON object or of a row of a dataset; empty if the field is null.
 
-    Args:
-        record: The object.
-        field: The field's name.
-        place: File and line, for errors.
+    `place` is its file and line, for errors.
     """
     if not isinstance(record, dict):
         hint = f"{place} is {type(record).__name__}."

@@ -232,8 +232,7 @@ def image_folder(source: str) -> str:
     """Return the absolute path of a folder of images. Raise InputError unless it has at least two class folders."""
     folder = expand_home(source).absolute()
     if not exists(folder):
-        hint = "It does not exist."
-        raise InputError("data", expected="a folder of images, or 'digits'", got=source, hint=hint)
+        raise InputError("data", expected="a folder of images, or 'digits'", got=source, hint="It does not exist.")
     if not folder.is_dir() or len(_class_folders(folder)) < 2:
         expected = "a folder with one folder of images for each of two or more classes"
         raise InputError("data", expected=expected, got=source)

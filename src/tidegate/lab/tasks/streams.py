@@ -43,11 +43,7 @@ class Streams(NamedTuple):
 def text_streams(corpus: Corpus, *, tokenizer: str, share: float, window: int) -> Streams:
     """Split documents and tokenize them; a BPE tokenizer is trained only on the training documents.
 
-    Args:
-        corpus: The documents.
-        tokenizer: `bytes` or `bpe:N`.
-        share: Share of the text to hold out.
-        window: Minimum number of held-out tokens.
+    A share of the text is held out, but at least `window` tokens. The tokenizer is `bytes` or `bpe:N`.
     """
     num_tokens = num_merged_tokens(tokenizer)
     at_least = window if num_tokens is None else window * _BYTES_PER_TOKEN

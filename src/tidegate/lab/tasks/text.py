@@ -78,11 +78,7 @@ class TextTask:
 
 
 def text_task(
-    data: str | None = None,
-    *,
-    tokenizer: str | None = None,
-    field: str | None = None,
-    length: int = DEFAULT_LENGTH,
+    data: str | None = None, *, tokenizer: str | None = None, field: str | None = None, length: int = DEFAULT_LENGTH
 ) -> TextTask:
     """Return the task for `data` with its fingerprint. Raise InputError if the text cannot be found or read.
 

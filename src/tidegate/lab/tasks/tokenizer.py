@@ -69,8 +69,7 @@ def num_merged_tokens(spelling: str) -> int | None:
         return None
     match = re.fullmatch(r"bpe:(\d{1,7})", spelling)
     if match is None or int(match[1]) <= 256:
-        expected = "'bytes', or 'bpe:N' with a vocabulary of N > 256 tokens"
-        raise InputError("tokenizer", expected=expected, got=spelling)
+        raise InputError("tokenizer", expected="'bytes', or 'bpe:N' with a vocabulary of N > 256 tokens", got=spelling)
     return int(match[1])
 
 

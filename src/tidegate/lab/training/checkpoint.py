@@ -144,15 +144,7 @@ def save_checkpoint(
     """Save everything that a run needs to resume, as tensors and JSON.
 
     The last checkpoint becomes the previous one; at any moment at least one of them is intact. Several processes must
-    call this together: the first one writes, and the others wait.
-
-    Args:
-        folder: The folder of checkpoints.
-        model: The model, or this process's shard of it.
-        optimizer: Its optimizer.
-        run: The run.
-        state: Its progress.
-        processes: The processes that train together; None for a single one.
+    call this together, each with its shard of the model: the first one writes, and the others wait.
     """
     is_first = processes is None or processes.is_first
     tensors: dict[str, Tensor] = {}

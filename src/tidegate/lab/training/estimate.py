@@ -81,13 +81,7 @@ class Estimate:
 
 
 def training_hours(operations: float, *, flops: float, mfu: float) -> float:
-    """Return the hours that a number of operations takes on other hardware.
-
-    Args:
-        operations: Number of operations.
-        flops: Peak FLOP/s of the hardware.
-        mfu: Model FLOPs utilization, in (0, 1].
-    """
+    """Return the hours of operations on hardware with a peak of `flops` a second, at a utilization `mfu` in (0, 1]."""
     require_rate(flops, mfu)
     return operations / (flops * mfu) / 3600
 
@@ -153,10 +147,7 @@ def _activation_bytes(config: TransformerConfig, training: Training, length: int
 def _kept_bytes(config: TransformerConfig, training: Training, size: tuple[int, int]) -> int:
     """Return the bytes that a forward pass keeps for the backward pass, without weights.
 
-    Args:
-        config: The model.
-        training: Its precision.
-        size: Number and length of the sequences.
+    `size` is the number and the length of the sequences.
     """
     kept: dict[int, torch.UntypedStorage] = {}
 

@@ -99,12 +99,7 @@ def report_parts(
 ) -> Iterator[_Item]:
     """Yield the items, and report the start and each item as done when the next is requested.
 
-    Args:
-        items: The parts of the work.
-        tell: The callback for events.
-        work: The name of the work.
-        describe: Returns the words for an item.
-        unit: The unit of the items, in the singular.
+    `work` is the name of the work; `describe` returns the words for an item, and `unit` is their unit in the singular.
     """
     for number, item in enumerate(items):
         if number == 0:

@@ -37,16 +37,10 @@ def take_step(
     gates: Iterable[nn.Parameter] = (),
     mean: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> StepMetrics:
-    """Make one update.
+    """Make one update from the parts of a loss; a generator frees the activations of each part before the next.
 
-    Args:
-        losses: Parts that add up to the loss. A generator frees the activations of each part before the next.
-        optimizer: The optimizer.
-        share: Current share of the peak learning rates.
-        clip: Maximum norm of the gradient; None does not clip.
-        parameters: All trained parameters.
-        gates: Those of them whose gradient norm is also returned.
-        mean: Averages the loss over all processes.
+    `share` is the current share of the peak learning rates, and a `clip` of None does not clip. `gates` are the
+    parameters whose gradient norm is also returned; `mean` averages the loss over all processes.
     """
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share

@@ -52,10 +52,7 @@ def _source() -> str:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+    lines = _kernel_lines(Path("/proc/cpuinfo"))
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
 
@@ -67,11 +64,14 @@ def out_of_memory_kills() -> int | None:
 
 def _kernel_count(file: Path, name: str) -> int | None:
     """Return the number behind a name in a file of the kernel; None without one."""
+    return next((int(line.split()[1]) for line in _kernel_lines(file) if line.startswith(name)), None)
+
+
+def _kernel_lines(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith(name)), None)
+        return []
 
 
 def require_device(name: str) -> None:

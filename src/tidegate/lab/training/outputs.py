@@ -128,12 +128,9 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, *, peak: float | None = None, tensorboard: bool = False) -> None:
-        """Open the log of a run's folder.
+        """Open the log of a run's folder, with event files too if `tensorboard`.
 
-        Args:
-            folder: The folder.
-            peak: Peak FLOP/s of the device; None leaves out the share of it.
-            tensorboard: Whether to write event files too.
+        `peak` is the peak FLOP/s of the device; None leaves out the share of it.
 
         Raises:
             ModuleNotFoundError: TensorBoard is not installed.
@@ -155,7 +152,10 @@ class RunLog:
             return
         if not self._has_steps:
             self._has_steps = True
-            self._drop_from(event.step)
+            if self._path.exists():
+                # Keep only the lines of earlier steps; one that a crash truncated is dropped too.
+                kept = [line for line in self._path.read_bytes().split(b"\n") if _step_of(line) < event.step]
+                write_content(self._path, b"".join(line + b"\n" for line in kept))
             # TensorBoard hides the steps of earlier files from this one on.
             self._writer = self._new_writer and self._new_writer(purge_step=event.step)
         line = progress_figures(event, peak=self._peak)
@@ -174,13 +174,6 @@ class RunLog:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
-
-    def _drop_from(self, step: int) -> None:
-        """Keep only the lines of earlier steps; one that a crash truncated is dropped too."""
-        if not self._path.exists():
-            return
-        kept = [line for line in self._path.read_bytes().split(b"\n") if _step_of(line) < step]
-        write_content(self._path, b"".join(line + b"\n" for line in kept))
 
 
 def progress_figures(event: Progress, *, peak: float | None) -> dict[str, Any]:

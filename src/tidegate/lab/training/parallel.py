@@ -241,10 +241,7 @@ class ProcessLost(RuntimeError):  # noqa: N818, it names the event
 def launch(arguments: list[str], *, num_processes: int, max_restarts: int = 0) -> None:
     """Run `python -m tidegate ARGUMENTS` in several processes that train together, and wait for their end.
 
-    Args:
-        arguments: Of the command.
-        num_processes: How many to start.
-        max_restarts: Times that all are restarted after one was lost; they resume from their last checkpoint.
+    After one was lost, all are restarted up to `max_restarts` times; they resume from their last checkpoint.
 
     Raises:
         ProcessLost: One of them ended early, and the others were stopped.

@@ -15,13 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationMixin,
-    PreTrainedModel,
-    initialization,
-)
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
@@ -186,9 +180,7 @@ class TidegateModel(TidegatePreTrainedModel):
                 documents=documents,
             )
         return BaseModelOutputWithPast(
-            last_hidden_state=x_BTM,
-            past_key_values=past_key_values,
-            hidden_states=(*states, x_BTM) if wanted else None,
+            last_hidden_state=x_BTM, past_key_values=past_key_values, hidden_states=(*states, x_BTM) if wanted else None
         )
 
     def _count_positions(self, attention_mask: Tensor | None, keys: CachedKeys, device: torch.device) -> Tensor:
@@ -233,17 +225,10 @@ class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Return the logits (B, T, V) of the next tokens, and the loss if labels are given.
 
-        Args:
-            input_ids: See `TidegateModel.forward`.
-            attention_mask: See there.
-            position_ids: See there.
-            past_key_values: See there.
-            inputs_embeds: See there.
-            labels: (B, T), the tokens themselves, since they are shifted here; −100 is ignored.
-            use_cache: See `TidegateModel.forward`.
-            output_hidden_states: See there.
-            logits_to_keep: Number of last positions, or the positions, whose logits are returned; 0 is all.
-            num_items_in_batch: Divides the sum of losses; None is the number of labels that are not ignored.
+        Labels (B, T) are the tokens themselves, since they are shifted here; −100 is ignored. `logits_to_keep` is the
+        number of last positions, or the positions, whose logits are returned; 0 is all. `num_items_in_batch` divides
+        the sum of losses; None is the number of labels that are not ignored. The other arguments are those of
+        `TidegateModel.forward`.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -265,10 +250,7 @@ class TidegateForCausalLM(TidegatePreTrainedModel, GenerationMixin):
                 num_items_in_batch=num_items_in_batch,
             )
         return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits_BTV,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
+            loss=loss, logits=logits_BTV, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
 
 

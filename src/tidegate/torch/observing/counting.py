@@ -16,13 +16,7 @@ from torch.nn import functional as F
 
 from tidegate._validation import InputError
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
-from tidegate.torch.observing.statistics import (
-    FORBIDDEN,
-    FORBIDDING,
-    AttentionCall,
-    AttentionStatistics,
-    with_sink,
-)
+from tidegate.torch.observing.statistics import FORBIDDEN, FORBIDDING, AttentionCall, AttentionStatistics, with_sink
 
 _LEAST_SCORE = -6e4
 """Lower scores are always masked: no model has such scores, and half-precision masks add -65,504."""
@@ -332,12 +326,9 @@ def _extend_padding(padding: Tensor, call: AttentionCall, num_positions: int) ->
 
 
 def _padding_error(padding: Tensor, batch: int, num_keys: int) -> InputError:
-    return InputError(
-        "padding",
-        expected=f"({batch}, {num_keys}), the rows and keys of the attention call",
-        got=tuple(padding.shape),
-        hint="Pass the padding of this batch, or None to infer it from the masks.",
-    )
+    expected = f"({batch}, {num_keys}), the rows and keys of the attention call"
+    hint = "Pass the padding of this batch, or None to infer it from the masks."
+    return InputError("padding", expected=expected, got=tuple(padding.shape), hint=hint)
 
 
 def _key_set(keys: Keys, real_BP: Tensor, num_keys: int) -> Sequence[int] | Tensor:

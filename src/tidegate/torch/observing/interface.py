@@ -27,12 +27,7 @@ from torch.utils._python_dispatch import (
 )
 
 from tidegate.torch.observing.call_statistics import key_set_output, statistics_in_parts, with_plain_mask
-from tidegate.torch.observing.calls import (
-    SharedPatch,
-    calls_are_hidden,
-    hide_calls,
-    is_ignored,
-)
+from tidegate.torch.observing.calls import SharedPatch, calls_are_hidden, hide_calls, is_ignored
 from tidegate.torch.observing.statistics import AttentionCall, with_sink
 
 _HEADS = ("query", "key", "value")

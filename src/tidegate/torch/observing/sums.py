@@ -171,13 +171,9 @@ class RunningRank(_Sums):
 
 
 def effective_rank(products_MM: Tensor) -> float:
-    """Return the exponential of the entropy of a matrix's normalized singular values.
+    """Return the exponential of the entropy of a matrix's normalized singular values; 0 for zeros, nan if not finite.
 
-    Args:
-        products_MM: The matrix's transpose times itself, in float64: its eigenvalues are the squared singular values.
-
-    Returns:
-        The effective rank; 0 for zeros, nan if a number is not finite.
+    `products_MM` is the matrix's transpose times itself, in float64: its eigenvalues are the squared singular values.
     """
     if not bool(products_MM.any()):
         return 0.0
@@ -236,11 +232,9 @@ class GateSums(_Sums):
         self._waiting.append((name, values.detach()))
 
     def settle(self, within: str, real_by_layer: dict[str, Tensor]) -> None:
-        """Add the stored values of the gates below a module, or of all gates if its name is empty.
+        """Add the stored values of the gates within a module, or of all gates if its name is empty.
 
-        Args:
-            within: Name of the module.
-            real_by_layer: For each layer that has attended in this batch, (B, T) bool, True for real tokens.
+        For each layer that has attended in this batch, (B, T) bool is True for real tokens.
         """
         waiting, self._waiting = self._waiting, []
         for name, values in waiting:

@@ -43,13 +43,7 @@ from tidegate.torch.observing.modules import (
 )
 from tidegate.torch.observing.observation import Observation, ResidualSummary
 from tidegate.torch.observing.statistics import AttentionCall
-from tidegate.torch.observing.sums import (
-    LayerRecord,
-    RunningContribution,
-    RunningRank,
-    Tally,
-    real_tokens,
-)
+from tidegate.torch.observing.sums import LayerRecord, RunningContribution, RunningRank, Tally, real_tokens
 
 _watched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -286,7 +280,11 @@ class Watcher:
         if in_backward() or inside_transform():
             return
         attend_without_weights(call)
-        self._follow_branches(call, result)
+        for layer, branch in list(self._branches.items()):
+            branch.follow(call, result)
+            if branch.ends_with(call.name) or len(self.stack) == 1:
+                del self._branches[layer]
+                branch.settle()
         name, tally = call.name, self._tally
         if isinstance(call.module, AttentionGate):
             tally.gates.store(name, call.module, result)
@@ -316,13 +314,6 @@ class Watcher:
             sums.add(counted.set_output_BHTD, output_BHTD, counted)
         else:
             self._branches[name] = AttentionBranch(name, output_BHTD, counted, sums)
-
-    def _follow_branches(self, call: ModuleCall, result: Any) -> None:
-        for layer, branch in list(self._branches.items()):
-            branch.follow(call, result)
-            if branch.ends_with(call.name) or len(self.stack) == 1:
-                del self._branches[layer]
-                branch.settle()
 
     def _record(self, name: str, num_heads: int, *, has_sink: bool) -> LayerRecord:
         layers = self._tally.layers

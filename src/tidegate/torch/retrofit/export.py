@@ -78,9 +78,7 @@ _STEP = _Target(
 _LAGUNA = _Target("Laguna", "Laguna", {"softplus": (1, 1)}, math.log(2), shifted_norms=False)
 
 
-def export_gated(
-    model: PreTrainedModel,
-) -> Qwen3NextForCausalLM | Step3p7ForConditionalGeneration | LagunaForCausalLM:
+def export_gated(model: PreTrainedModel) -> Qwen3NextForCausalLM | Step3p7ForConditionalGeneration | LagunaForCausalLM:
     """Convert a gated model to the first architecture of transformers that can express its gates.
 
     Qwen3-Next supports all sigmoid gates but no windows, Step-3.7 sigmoid gates with one value per head, and Laguna

@@ -136,11 +136,8 @@ def load_gates(model: nn.Module, directory: str | Path) -> None:
     for layer in present.values():
         layer.require_plain_gates()
     if present and {path: layer.gates for path, layer in present.items()} != layers:
-        raise InputError(
-            "model",
-            expected=f"one with the gates of {directory}, or without gates",
-            hint="Call remove_gates(model) before loading.",
-        )
+        expected = f"one with the gates of {directory}, or without gates"
+        raise InputError("model", expected=expected, hint="Call remove_gates(model) before loading.")
     try:
         if not present:
             install_gates(model, layers)
@@ -164,11 +161,8 @@ def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
 def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path, *, new: bool) -> None:
     """Copy values into the parameters of gates. Raise InputError for other names, shapes or dtypes.
 
-    Args:
-        own: The parameters.
-        given: The values.
-        directory: The source of the values, for errors.
-        new: Whether the parameters take the dtype of the values; otherwise they keep theirs, which must not round.
+    `directory` is the source of the values, for errors. With `new` the parameters take the dtype of the values;
+    otherwise they keep theirs, which must not round.
     """
     shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (given, own)]
     require_shapes(*shapes, complaint=f"{directory} does not match its own description")
@@ -177,12 +171,9 @@ def fill(own: dict[str, Tensor], given: dict[str, Tensor], directory: str | Path
         if not saved.is_floating_point:
             raise InputError(name, expected=f"floating point in {directory}", got=str(saved), hint="Save gates again.")
         if not new and saved != weight.dtype and torch.promote_types(saved, weight.dtype) != weight.dtype:
-            raise InputError(
-                "model",
-                expected=f"one whose gates can store the {saved} of {directory} without rounding",
-                got=str(weight.dtype),
-                hint="Call remove_gates(model) before loading.",
-            )
+            expected = f"one whose gates can store the {saved} of {directory} without rounding"
+            hint = "Call remove_gates(model) before loading."
+            raise InputError("model", expected=expected, got=str(weight.dtype), hint=hint)
     for name, weight in own.items():
         if new:
             weight.data = weight.data.to(given[name].dtype)
@@ -194,12 +185,8 @@ def _read(folder: Path) -> tuple[_Description, dict[str, Tensor]]:
         description = _read_description(folder / DESCRIPTION)
         header = read_tensor_header(folder / _WEIGHTS, _TENSORS)
         if description.weights != header.digest:
-            raise InputError(
-                "directory",
-                expected=f"one whose {_WEIGHTS} and {DESCRIPTION} were saved together",
-                got=folder,
-                hint="Save the gates again.",
-            )
+            expected = f"one whose {_WEIGHTS} and {DESCRIPTION} were saved together"
+            raise InputError("directory", expected=expected, got=folder, hint="Save the gates again.")
         return description, load_file(folder / _WEIGHTS)
     except FileNotFoundError as error:
         hint = f"{error.filename} is missing. Write gates with save_gates."

@@ -167,11 +167,7 @@ class Watch:
 
     @contextmanager
     def recording(self, *, keyword: str | None = None) -> Generator[None]:
-        """Record while the model runs.
-
-        Args:
-            keyword: The argument that passes the modules a function to call with query, key, value and output.
-        """
+        """Record while the model runs; `keyword` passes modules a function of query, key, value and output to call."""
         with ExitStack() as stack:
             for module in self.names:
                 enter = partial(self._enter, keyword)

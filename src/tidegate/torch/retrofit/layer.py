@@ -52,9 +52,8 @@ def acting_layers(model: nn.Module) -> dict[str, GatedLayer]:
 def require_gates(model: nn.Module, found: Iterable[object]) -> None:
     """Raise InputError unless gates, or layers with gates, were found in the model."""
     if next(iter(found), None) is None:
-        raise InputError(
-            "model", expected="one with gates", got=type(model).__name__, hint="Call add_gates(model) first."
-        )
+        hint = "Call add_gates(model) first."
+        raise InputError("model", expected="one with gates", got=type(model).__name__, hint=hint)
 
 
 def _gates_of(module: nn.Module) -> Iterator[GatedLayer]:
@@ -123,12 +122,9 @@ class GatedLayer:
     def require_plain_gates(self) -> None:
         """Raise InputError for gates with adapters around them, which change what the gates compute."""
         if any(not isinstance(gate, AttentionGate) for gate in self.modules.children()):
-            raise InputError(
-                "model",
-                expected="one whose gates have no adapters",
-                got=f"adapters at the gates of {self.layout.name}",
-                hint="Merge these first, with merge_and_unload, or save them with save_pretrained of peft.",
-            )
+            expected = "one whose gates have no adapters"
+            hint = "Merge these first, with merge_and_unload, or save them with save_pretrained of peft."
+            raise InputError("model", expected=expected, got=f"adapters at the gates of {self.layout.name}", hint=hint)
 
     @property
     def modules(self) -> AttentionGates:

@@ -119,9 +119,8 @@ def _fold(model: PreTrainedModel, layer: GatedLayer, gate: AttentionGate) -> _Fo
     else:
         factors = _factors(layer, gate, projection, values)
         return _Fold(projection=projection, factors=factors, of_input=site == "output")
-    raise InputError(
-        "model", expected="one whose gates can be merged", got=f"{gate.gate} in {layer.layout.name}", hint=problem
-    )
+    expected = "one whose gates can be merged"
+    raise InputError("model", expected=expected, got=f"{gate.gate} in {layer.layout.name}", hint=problem)
 
 
 def _share_weights(ours: nn.Module, theirs: nn.Module) -> bool:
@@ -139,5 +138,4 @@ def _factors(layer: GatedLayer, gate: AttentionGate, projection: nn.Linear | Con
     if gate.gate.site == "output":
         return by_channel.flatten()
     width = projection.out_features if isinstance(projection, nn.Linear) else projection.nf
-    columns = layer.layout.parts[gate.gate.site].columns
-    return columns.put(by_channel.new_ones(width), by_channel)
+    return layer.layout.parts[gate.gate.site].columns.put(by_channel.new_ones(width), by_channel)

@@ -226,14 +226,12 @@ class _Operators(TorchFunctionMode):
             trace.record_call(query, key, value, result.transpose(1, 2))
         elif trace in self.softmax:
             scores, weights = self.softmax[trace]
-            if _same_numbers(operands[0], weights):
+            left = operands[0]
+            # The weights may have been reshaped or converted to another dtype before the product.
+            same_size = left.numel() == weights.numel()
+            if same_size and bitwise_equal([left.flatten()], [weights.to(left.dtype).flatten()]):
                 self.attending[trace] = None
                 _record_product(trace, scores, operands[1], result)
-
-
-def _same_numbers(ours: Tensor, theirs: Tensor) -> bool:
-    """Return whether two tensors contain the same numbers in the same order, in any shape and dtype."""
-    return ours.numel() == theirs.numel() and bitwise_equal([ours.flatten()], [theirs.to(ours.dtype).flatten()])
 
 
 def _record_product(trace: Trace, scores: Tensor, value: Tensor, output: Tensor) -> None:

@@ -30,21 +30,15 @@ class Correlation:
 
 
 def correlate(among: str, trials: Trials, *, of_means: bool = False, num_resamples: int = 2000) -> Correlation:
-    """Correlate the two metrics of trials.
+    """Correlate the two metrics of trials, each with its group and seed.
 
     Tasks differ in difficulty and in curvature; with tasks as groups, their means are subtracted. A single group gives
-    the plain correlation. Trials of one seed are resampled together, because they share data and initial weights.
-
-    Args:
-        among: Name of the trials.
-        trials: Group, seed and the two metrics of each.
-        of_means: Correlate the groups' means instead of the deviations from them; groups are not resampled.
-        num_resamples: Number of bootstrap samples.
+    the plain correlation. Trials of one seed are resampled together, because they share data and initial weights. With
+    `of_means` the groups' means are correlated instead of the deviations from them, and groups are not resampled.
     """
     count = len({group for group, *_ in trials}) if of_means else len(trials)
     if count < MIN_TRIALS:
         raise InputError("trials", expected=f"at least {MIN_TRIALS} trials or groups", got=count)
-    statistic = _of_means if of_means else _within_groups
     groups = sorted({str(group) for group, *_ in trials})
     place = np.array([groups.index(str(group)) for group, *_ in trials])
     seeds = np.array([seed for _, seed, *_ in trials])
@@ -54,25 +48,19 @@ def correlate(among: str, trials: Trials, *, of_means: bool = False, num_resampl
     resampled: list[float] = []
     for _ in range(num_resamples):
         chosen = np.concatenate([rows[index] for index in rng.integers(0, len(rows), len(rows))])
-        resampled.append(statistic(place[chosen], metrics[chosen]))
+        resampled.append(_pearson(place[chosen], metrics[chosen], of_means=of_means))
     low, high = np.nanquantile(resampled, [0.025, 0.975]).tolist()
-    return Correlation(among=among, count=count, value=statistic(place, metrics), low=low, high=high)
+    value = _pearson(place, metrics, of_means=of_means)
+    return Correlation(among=among, count=count, value=value, low=low, high=high)
 
 
-def _within_groups(groups: NDArray[np.int64], metrics: NDArray[np.float64]) -> float:
-    return _pearson(metrics - _means(groups, metrics)[groups])
-
-
-def _of_means(groups: NDArray[np.int64], metrics: NDArray[np.float64]) -> float:
-    means = _means(groups, metrics)[np.unique(groups)]
-    return _pearson(means - means.mean(axis=0))
-
-
-def _means(groups: NDArray[np.int64], metrics: NDArray[np.float64]) -> NDArray[np.float64]:
+def _pearson(groups: NDArray[np.int64], metrics: NDArray[np.float64], *, of_means: bool) -> float:
     counts = np.maximum(np.bincount(groups), 1)
-    return np.stack([np.bincount(groups, weights=column) / counts for column in metrics.T], axis=1)
-
-
-def _pearson(centered: NDArray[np.float64]) -> float:
+    means = np.stack([np.bincount(groups, weights=column) / counts for column in metrics.T], axis=1)
+    if of_means:
+        present = means[np.unique(groups)]
+        centered = present - present.mean(axis=0)
+    else:
+        centered = metrics - means[groups]
     size = np.sqrt((centered**2).sum(axis=0).prod())
     return float(centered.prod(axis=1).sum() / size) if size > 0 else float("nan")

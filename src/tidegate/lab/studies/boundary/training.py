@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,7 @@ class Classifier(nn.Module):
         self.layer = GatedAttention(WIDTH, _HEADS, gate=gate, head_dim=width, causal=False)
         self.readout = nn.Linear(WIDTH, 2)
         if pointwise is not None:
-            self.layer.o_proj.register_forward_pre_hook(partial(_apply, pointwise))
+            self.layer.o_proj.register_forward_pre_hook(lambda _, inputs: (pointwise(inputs[0]), *inputs[1:]))
 
     def represent(self, sequences: Tensor) -> Tensor:
         """Map sequences (B, T, width) to the features (B, width) of the readout."""
@@ -91,10 +90,6 @@ class Classifier(nn.Module):
     def forward(self, sequences: Tensor) -> Tensor:
         """Map sequences (B, T, width) to logits (B, 2)."""
         return self.readout(self.represent(sequences))
-
-
-def _apply(function: Callable[[Tensor], Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (function(inputs[0]), *inputs[1:])
 
 
 class ManyAdam(torch.optim.Optimizer):

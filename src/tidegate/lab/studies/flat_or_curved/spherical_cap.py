@@ -57,13 +57,7 @@ def cap_layer(width: int, *, half_angle: float = math.pi / 3, num_draws: int = 4
     """Return a layer of one head whose weight chart approximates a cap of the unit sphere.
 
     Values and gate are random; the output projection is a least-squares fit on points that no measurement uses. The
-    best of several draws is returned.
-
-    Args:
-        width: Features of the head.
-        half_angle: Angle between the pole and the rim of the cap.
-        num_draws: Draws of values and gate.
-        seed: Seed of the draws.
+    best of several draws is returned. `width` is that of the head, `half_angle` the angle between the pole and the rim.
     """
     weights = patch_points(1000, seed=seed)
     target = _sphere(weights, half_angle)

@@ -120,16 +120,16 @@ def slope_summary(result: RatesResult) -> Table:
     """Return the slopes of the expert and regression errors with their intervals, narrow enough for a terminal."""
     titles = ("gate", "experts", "expert slope", "regression slope")
     rows = tuple(
-        (found.placement, expert.verdict, *(_format_slope(slope) for slope in (expert, found.slopes["regression"])))
+        (
+            found.placement,
+            expert.verdict,
+            *(f"{s.slope:+.3f} ({s.low:+.3f} … {s.high:+.3f})" for s in (expert, found.slopes["regression"])),
+        )
         for found in result.rates
         for expert in [found.slopes["expert"]]
     )
     title = "Slopes of the errors in the sample size, with 95 % intervals"
     return Table(title=title, columns=tuple(Column(title=each) for each in titles), rows=rows)
-
-
-def _format_slope(slope: Slope) -> str:
-    return f"{slope.slope:+.3f} ({slope.low:+.3f} … {slope.high:+.3f})"
 
 
 def error_panels(result: RatesResult) -> tuple[Lines, Lines]:

@@ -68,9 +68,7 @@ class RunResources:
     def num_places(self, run: Run, machines: Iterable[Mapping[str, float]]) -> int:
         """Return how many runs like this one fit at once: one process on one machine, several on any.
 
-        Args:
-            run: The run.
-            machines: The total resources of each machine, by Ray's names.
+        `machines` has the total resources of each machine, by Ray's names.
         """
         needs = {name: count for name, count in self.of_process(run).items() if count}
         places = [min(int(machine.get(name, 0) // count) for name, count in needs.items()) for machine in machines]
@@ -110,11 +108,8 @@ class Executor(Protocol):
 def make_executor(name: ExecutorName, *, retries: int = RETRIES, resources: RunResources | None = None) -> Executor:
     """Return an executor by its name.
 
-    Args:
-        name: The name.
-        retries: Times that a run is resumed after it lost its process, before it has failed; a serial run has no
-            process of its own.
-        resources: What Ray reserves for each run; other executors take none.
+    A run is resumed up to `retries` times after it lost its process, before it has failed; a serial run has no process
+    of its own. Ray reserves the resources for each run; other executors take none.
     """
     require_choice("executor", name, get_args(ExecutorName))
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -176,11 +171,9 @@ class Attempts:
         self._losses: Counter[str] = Counter()
 
     def lose(self, run: Run, how: str) -> Record | None:
-        """Count a lost process. Return None if the run is to be retried, with a notice, else its failed record.
+        """Count a process that ended, such as "by SIGKILL". Return the failed record, or None for a retry.
 
-        Args:
-            run: The run.
-            how: What ended the process, such as "by SIGKILL".
+        A retry gives a notice.
         """
         self._losses[run.id] += 1
         lost = self._losses[run.id]

@@ -209,10 +209,7 @@ def _run_worker(pipe: Connection, checkpoints: Path, checkpoint_seconds: float) 
             return bool(captured) or pipe.poll()
 
         context = RunContext(
-            folder=checkpoints,
-            report=_Throttle(pipe).report,
-            stopping=stopping,
-            checkpoint_seconds=checkpoint_seconds,
+            folder=checkpoints, report=_Throttle(pipe).report, stopping=stopping, checkpoint_seconds=checkpoint_seconds
         )
         _send(pipe, None)
         while (run := _next_run(pipe, captured)) is not None:

@@ -98,13 +98,12 @@ class _Tasks:
         self._report = report
         self._attempts = Attempts(executor.retries, report)
         self._resources = executor.resources
-        self._board: Any = _start_board()
-        self._work = _Work(
-            checkpoints=str(checkpoints),
-            board=self._board,
-            resources=executor.resources,
-            checkpoint_seconds=executor.checkpoint_seconds,
-        )
+        # The board is on the machine of this command, so that it answers when another machine leaves.
+        here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        # If it is killed, it restarts, and its callers ask again.
+        board: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(_Board)
+        self._board: Any = board.remote()
+        self._work = _Work(str(checkpoints), self._board, executor.resources, executor.checkpoint_seconds)
         self._task: Any = ray.remote(max_retries=0)(_run_alone if executor.resources.processes == 1 else _run_together)
         self._stopped = False
 
@@ -169,7 +168,7 @@ class _Tasks:
         return record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Work:
     """The arguments of a task besides its run."""
 
@@ -226,14 +225,6 @@ class _Board:
         """Ask every task to stop; return the runs that have started."""
         self._stopped = True
         return self._begun
-
-
-def _start_board() -> Any:
-    """Start the board on the machine of this command, so that it answers when another machine leaves."""
-    here: Any = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    # If it is killed, it restarts, and its callers ask again.
-    board: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(_Board)
-    return board.remote()
 
 
 @final
