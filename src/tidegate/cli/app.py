@@ -60,7 +60,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _verbs(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.", metavar=""),
     ] = False,
 ) -> None:
     """Gated attention: train variants under equal conditions and report their differences with intervals."""

@@ -1,4 +1,4 @@
-"""Measurements of the trained model of each variant's first run: curvature of layers, gauge freedom of heads."""
+"""Measurements of the trained model of each variant's first run: curvature of layers, free directions of heads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def layer_sections(summary: Summary) -> Iterator[Section]:
     )
     gauges = {name: own.gauge for name, own in layers.items() if own.gauge}
     yield Section(
-        title="Gauge freedom of the heads",
-        lead="Directions in which a head's channels can be mixed without changing any output, in the first run of each "
-        "variant. If all are free, single channels have no meaning; a gate between value and output projection fixes "
-        "them.",
+        title="Free directions of the heads",
+        lead="Number of ways to re-mix a head's value channels, and undo it in the output projection, without changing "
+        "the output; in the first run of each variant. If all are free, individual channels have no meaning; an "
+        "elementwise gate between the value and output projections prevents this.",
         panels=(
             *((_gauge_table(gauges),) if gauges else ()),
             *_reasons({name: own.gauge_reason for name, own in layers.items()}),
@@ -52,7 +52,7 @@ def _gauge_table(models: Mapping[str, Sequence[LayerGauge]]) -> Table:
     columns = (
         Column(title="model"),
         Column(title="layer", digits=0),
-        Column(title="directions per head", digits=0, help="Ways to mix its channels: the square of their number."),
+        Column(title="directions per head", digits=0, help="Ways to mix its channels: their number squared."),
         Column(title="free, theory", digits=0),
         Column(title="free, minimum", digits=0, help="Over the heads of the layer."),
         Column(title="free, maximum", digits=0),
@@ -68,7 +68,7 @@ def _gauge_table(models: Mapping[str, Sequence[LayerGauge]]) -> Table:
         for name, layers in models.items()
         for place, layer in enumerate(layers)
     )
-    return Table(title="Free directions of the channels of each head", columns=columns, rows=rows)
+    return Table(title="Ways to re-mix the value channels of each head", columns=columns, rows=rows)
 
 
 def _layer_cells(layer: LayerGauge) -> Iterator[CellValue]:

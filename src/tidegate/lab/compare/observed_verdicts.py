@@ -74,8 +74,8 @@ _HELP = (
     "At the end of training. Weight on the first token, its contribution to a layer's output (relative to that output) "
     "and rank of value to output: means over layers and heads. Rank of the stream: effective rank of the residual "
     "stream after the last block. Loss within and beyond the training length: on rows of four times that length. Loss "
-    "spikes: number of training steps. Slope of tokens' share: growth from layer to layer of the share of a gate's "
-    "variance that lies between tokens rather than heads; compared with 0."
+    "spikes: number of training steps. Growth of token dependence over layers: growth from layer to layer of the share "
+    "of a gate's variance that lies between tokens rather than heads; compared with 0."
 )
 
 
@@ -109,7 +109,7 @@ def _metrics(summary: Summary) -> Iterator[RunMetric]:
         for site in (site for site, gate in gates.items() if not gate.is_input_independent):
             label = variant.name if len(gates) == 1 else f"{variant.name}, {site}"
             slopes[label] = _row(variant, _observed(lambda seen, site=site: _slope_of_token_share(seen.gates[site])))
-    yield RunMetric(name="slope of tokens' share", rows=_known_rows(slopes), control=None)
+    yield RunMetric(name="growth of token dependence over layers", rows=_known_rows(slopes), control=None)
 
 
 def _metrics_of_all(summary: Summary) -> Iterator[tuple[str, MetricOf]]:

@@ -57,7 +57,7 @@ def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements
         run: The id of the run that trained the model.
     """
     if model.config.gates.read_other_sequences:
-        reason = "its gate reads another sequence, so that no layer is a function of its own input"
+        reason = "its gate reads another sequence, so its layers depend on more than their own input"
         return LayerMeasurements(id=run, curvature_reason=reason, gauge_reason=reason)
     examples = probe.inputs[:_NUM_SEQUENCES].cpu()
     curvature, curvature_reason = _curvature(model, examples)
