@@ -41,7 +41,7 @@ def test_a_comparison_is_fair_by_construction(compared):
         "Same batches in the same order",
         "Same evaluation set",
         "Tokens matched",
-        "Diverged runs",
+        "No run diverged",
         "Same machine and versions",
     }
 
@@ -73,7 +73,7 @@ class TestRed:
         lines = tampered(
             compared, "g1", lambda record: replace(record, environment=record.environment | {"torch": "1"})
         )
-        assert "torch 1, " in checks(lines)["Same machine and versions"].detail
+        assert "torch: 1, " in checks(lines)["Same machine and versions"].detail
 
     def test_other_seeds_leave_nothing_paired_to_check(self, compared):
         found = states(tampered(compared, "g1", lambda record: with_run(record, seed=99)))

@@ -10,7 +10,7 @@ from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging import t_interval
 from tidegate.lab.training.records import Record
 
-SLOPE = "slope of tokens' share"
+SLOPE = "growth of token dependence over layers"
 FIGURES = [
     "weight on the first token",
     "added by the first token",
@@ -159,7 +159,7 @@ def test_two_seeds_give_means_and_no_verdict(compared):
 def test_spikes_that_no_run_has_have_no_interval(compared):
     lines = everywhere(compared, lambda record: replace(record, num_spikes=0))
     assert {result.verdict for result in by_figure(lines)["loss spikes"].values()} == {"no significant difference"}
-    assert "No interval for loss spikes (g1, bma-query): the values are equal in every run." in panel(lines).note
+    assert "No interval for loss spikes (g1, bma-query): every run equals" in panel(lines).note
 
 
 def test_a_figure_that_is_the_same_under_every_seed_gets_no_verdict(compared):

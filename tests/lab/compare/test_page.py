@@ -21,7 +21,7 @@ SECTIONS = [
     "Fairness checks",
     "What the gates do",
     "Curvature of the layers",
-    "Gauge freedom of the heads",
+    "Free directions of the heads",
     "Beyond the training length",
     "Limitations",
     "Reproduce",
@@ -82,7 +82,7 @@ class TestPage:
     def test_opens_with_the_answer_and_what_was_done(self, compared):
         summary, words = summarise(compared), page_of(compared).summary
         done = words.removeprefix(answer(summary)).strip()
-        assert done.startswith("3 variants; all variants see the same training examples.")
+        assert done.startswith("3 variants, all trained on the same examples.")
         assert words.endswith(summary.plan.description)
 
     def test_gives_one_sentence_and_one_interval_a_variant(self, compared):
