@@ -49,7 +49,8 @@ def summary(compared):
 def test_it_begins_with_the_estimate_and_the_finding(summary, changes, words):
     text = answer(with_variant(summary, "g1", **changes))
     estimate = estimate_words(summary.comparison["g1"], summary.comparison)
-    assert text.startswith(f"Compared with the baseline (none): g1 changes the loss by {estimate}, {words}. ")
+    change = "has an estimated effect on the loss of" if words == "equivalent" else "changes the loss by"
+    assert text.startswith(f"Compared with the baseline (none): g1 {change} {estimate}, {words}. ")
 
 
 @pytest.mark.parametrize(("verdict", "words"), [("diverged", "g1 diverged. "), ("identical", "g1 is identical. ")])

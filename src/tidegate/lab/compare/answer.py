@@ -49,7 +49,8 @@ def _finding(variant: VariantSummary, summary: Summary) -> str:
         words = f"significantly {verdict}{', but not shown to be due to its mechanism' * bool(variant.placebos)}"
     else:
         words = "equivalent" if verdict == "equivalent" else "no significant difference"
-    return f"{name} changes the loss by {estimate_words(variant.result, summary.comparison)}, {words}"
+    change = "has an estimated effect on the loss of" if words == "equivalent" else "changes the loss by"
+    return f"{name} {change} {estimate_words(variant.result, summary.comparison)}, {words}"
 
 
 def _basis(summary: Summary) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, linear_regression, pvariance
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ from tidegate.lab.compare.mechanism import mean_of
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import MetricResult, MetricResults, RunMetric, judge_metrics
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
-from tidegate.report.page import Column, Table, mean_of_known
+from tidegate.report.page import Column, Table, View, Views, mean_of_known
 
 MetricOf: TypeAlias = Callable[[Record], float | None]
 """A metric of a finished run; None if it has no value."""
@@ -32,13 +33,13 @@ def judge_observed(summary: Summary) -> MetricResults | None:
     return judge_metrics(metrics) if metrics else None
 
 
-def observed_panel(judged: MetricResults, control: str) -> Table:
-    """Return a row for each metric and variant, the significant differences first."""
+def observed_panel(judged: MetricResults, control: str) -> Table | Views:
+    """Return a row for each metric and variant, the significant differences in a tab of their own."""
     rows = sorted(judged.results, key=lambda result: _ORDER[result.verdict])
     num_judged = sum(result.verdict != "no verdict" for result in rows)
     num_significant = sum(result.verdict in ("higher", "lower") for result in rows)
     are = "is" if num_significant == 1 else "are"
-    return Table(
+    table = Table(
         title=f"Of {num_judged} differences in observed metrics, {num_significant} {are} significant"
         if num_judged
         else "No verdicts on the observed metrics",
@@ -67,6 +68,12 @@ def observed_panel(judged: MetricResults, control: str) -> Table:
         ),
         note=" ".join((_level_in_words(judged), *_reasons(rows))),
     )
+    if num_significant in (0, len(rows)):
+        return table
+    first = replace(table, title="Significant differences", rows=table.rows[:num_significant])
+    others = replace(table, title="Other differences", rows=table.rows[num_significant:], note="")
+    views = (View(label="significant", panel=first), View(label="others", panel=others))
+    return Views(title=table.title, views=views)
 
 
 _ORDER = {"higher": 0, "lower": 0, "no significant difference": 1, "no verdict": 2}
