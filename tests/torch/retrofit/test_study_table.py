@@ -14,7 +14,7 @@ CHANGES = ("loss", "against_control", "sink", "strongest")
 def table():
     """Return the cells of each row of the table, by remedy, without the word `control`."""
     lines = (DOCS / "retrofit.md").read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("| remedy |"))
+    start = next(number for number, line in enumerate(lines) if line.startswith("| training |"))
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[start + 2 : start + 4 + len(ROWS)] if line]
     return {row[0].strip().removesuffix(" (control)"): [cell.strip() for cell in row] for row in rows}
 
