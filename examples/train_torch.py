@@ -27,9 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gate", default="bma", help="gates, such as none, g1 or bma-query (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="random seed for weights and batches (default: %(default)s)"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1; got {options.steps}.")

@@ -95,7 +95,7 @@ class Records(Kind):
     def missing_layers(self, lines):
         """Return the number of variants without a measurement of their layers."""
         reasons = [variant.layers.curvature_reason for variant in summarise(lines).variants]
-        return reasons.count("no measurement is on record")
+        return reasons.count("there is no measurement on record")
 
 
 class Checkpoint(Kind):

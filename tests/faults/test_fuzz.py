@@ -381,8 +381,8 @@ def test_the_command_line_ends_in_words_and_never_in_a_traceback(tmp_path, monke
     for place in (
         "tidegate.lab.compare.run.compare",
         "tidegate.cli.study._answer",
-        "tidegate.cli.train.do_training",
-        "tidegate.cli.train.launch_training",
+        "tidegate.cli.train._train",
+        "tidegate.cli.train._launch",
         "tidegate.cli.train._print_estimate",
         "tidegate.lab.tasks.tokenizing.tokenize",
     ):

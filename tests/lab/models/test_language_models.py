@@ -298,5 +298,5 @@ def test_damaged_shards_and_a_field_for_shards_are_rejected(shards, saved, tmp_p
     with rejects("field"):
         text_tokens(model, str(copied), field="body")
     flip_inside(copied / "00001.bin")
-    with rejects("data", hint="00001.bin does not fit its digest"):
+    with rejects("data", hint="00001.bin"):
         text_tokens(model, str(copied))

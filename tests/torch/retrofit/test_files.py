@@ -127,7 +127,7 @@ def test_a_save_that_is_broken_off_between_its_files_is_noticed(saved, monkeypat
     directory, _ = saved
     model = tiny("llama")
     add_gates(model, "g1")
-    fault_points.ask_for(monkeypatch, "gates:between")
+    fault_points.ask_for(monkeypatch, "file:before-move", count=2)
     with pytest.raises(OSError, match="space"):
         save_gates(model, directory)
     with rejects("directory", hint="Save the gates again"):
