@@ -99,6 +99,12 @@ def test_no_mark_on_a_fence_skips_a_failing_block(written, fence):
         documents.run(document)
 
 
+def test_a_failing_block_in_a_comment_is_found(written):
+    document = written("# Page", "<!-- It checks the table above.", "```python", "assert 1 == 2", "```", "-->")
+    with pytest.raises(DocumentError, match=r"page\.md:4: AssertionError"):
+        documents.run(document)
+
+
 def test_of_documents_in_one_interpreter_the_failing_one_is_named(tmp_path):
     good, bad, last = (tmp_path / name for name in ("good.md", "bad.md", "last.md"))
     good.write_text("```python\na = 1\nopen('here', 'x').close()\n```\n", encoding="utf-8")

@@ -53,7 +53,7 @@ def run_example(example: Path, options: list[str]) -> None:
 
 
 def python_blocks(document: Path) -> Iterator[tuple[int, str]]:
-    """Yield the first line number and the source of every Python block, also if its fence has further marks."""
+    """Yield the first line number and the source of every Python block, also inside an HTML comment."""
     for line, info, source in _split(document)[1]:
         if re.match(r"[{.]*py", info, re.IGNORECASE):
             yield line, source

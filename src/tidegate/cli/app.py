@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Annotated, Any, final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tidegate.cli.compare import compare
 from tidegate.cli.curvature import curvature
@@ -20,6 +20,18 @@ from tidegate.cli.report import report
 from tidegate.cli.study import study
 from tidegate.cli.tokenize import tokenize
 from tidegate.cli.train import train
+
+
+@final
+class _Verb(TyperCommand):
+    """A verb whose `--help`, like its other flags, is listed without a type."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option `--help`."""
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.metavar = ""
+        return found
 
 
 @final
@@ -48,7 +60,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for run_verb in (compare, train, tokenize, generate, evaluate, export, report, study, curvature, observe, explore):
-    app.command()(run_verb)
+    app.command(cls=_Verb)(run_verb)
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,7 +72,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _verbs(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.", metavar=""),
     ] = False,
 ) -> None:
     """Gated attention: train variants under equal conditions and report their differences with intervals."""

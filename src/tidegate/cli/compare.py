@@ -67,8 +67,7 @@ class CompareOptions(TrainingData):
     )
     margin: float | None = option(
         None,
-        "Smallest relevant difference, as a fraction of the baseline loss. Default: 0.002, half the gain that is "
-        "reported for gates.",
+        "Smallest relevant difference, as a fraction of the baseline loss. Default: 0.002 (0.2 %).",
         panel=_BUDGET,
     )
     final_tokens: int | None = option(
@@ -76,8 +75,8 @@ class CompareOptions(TrainingData):
     )
     tune: bool = option(
         False,
-        "Tune each variant over three learning rates and three initializations: for each seed, on other seeds. Ten "
-        "times the runs, or six times with --search stepwise.",
+        "Grid-search three learning rates and three initializations for each variant and seed; the search runs use "
+        "other seeds. Ten times the runs, or six times with --search stepwise.",
         "--tune",
         panel=_TUNING,
     )

@@ -28,7 +28,7 @@ class ExportOptions(JsonOutput):
 
 @verb
 def export(options: ExportOptions) -> None:
-    """Export a model of tidegate train or save_model to other tools, with the same logits.
+    """Export a model written by tidegate train or save_model to other tools, with the same logits.
 
     If the target cannot represent the model, the command exits with the reason.
 

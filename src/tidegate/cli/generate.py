@@ -30,7 +30,7 @@ class GenerateOptions(JsonOutput):
 
 @verb
 def generate(options: GenerateOptions) -> None:
-    """Generate text from a prompt, streaming, with a model of tidegate train or save_model.
+    """Generate text from a prompt, streaming, with a model written by tidegate train or save_model.
 
     Example: tidegate generate model --prompt "def main("
     """

@@ -24,8 +24,12 @@ class ObserveOptions(GatedModelAndText, Output):
     )
     sequences: int = option(16, "Number of sequences, spread over the data.", min=1)
     batch_size: int = option(4, "Batch size, in sequences.", min=1)
-    keys: int = option(1, "Number of leading keys that count as the sink (mass, impact, contribution).", min=1)
-    heat: bool = option(False, "Also measure the largest score and the heat capacity (slower).", "--heat")
+    keys: int = option(1, "Number of initial tokens to treat as the attention sink.", min=1)
+    heat: bool = option(
+        False,
+        "Also measure the largest attention score and the variance of scores under the attention weights (slower).",
+        "--heat",
+    )
     out: Path = option(Path("observation"), "Folder for the page and its figures.")
 
 

@@ -24,6 +24,8 @@ def option(default: Any, help: str, *flags: str, panel: str | None = None, **how
 
     `panel` is the heading of its group in `--help`; `how` has further arguments of `typer.Option`, such as `min`.
     """
+    # A flag takes no value.
+    how = {"metavar": "", **how} if isinstance(default, bool) else how
     return field(default=default, metadata={"typer": typer.Option(*flags, help=help, rich_help_panel=panel, **how)})
 
 
@@ -59,7 +61,7 @@ def verb(run: Callable[[Any], None]) -> Callable[..., None]:
     return command
 
 
-OWN_MODEL = "A folder of tidegate train, a file of save_model, or a folder of tidegate export with our own model class."
+OWN_MODEL = "A folder written by tidegate train, a file written by save_model, or an exported folder in our own class."
 DATA = "Data"
 """Heading of the options of `TrainingData`."""
 
@@ -89,7 +91,7 @@ class TrainingData(Output):
 
     data: str | None = option(
         None,
-        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards of tidegate tokenize, or hf:NAME of a "
+        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, shards from tidegate tokenize, or hf:NAME for a "
         "Hugging Face dataset. Default: Python's own sources.",
         panel=DATA,
     )
@@ -108,11 +110,13 @@ class TrainingData(Output):
 class ModelAndText:
     """A trained model and a text to evaluate it on."""
 
-    model: Path = argument("A folder of tidegate train, a file of save_model, or a folder with a Hugging Face model.")
+    model: Path = argument(
+        "A folder written by tidegate train, a file written by save_model, or a Hugging Face model folder."
+    )
     data: str | None = option(
         None,
-        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, or shards of tidegate tokenize. Default: Python's "
-        "own sources.",
+        "A text file, a folder, a quoted glob, .jsonl, .npy tokens, or shards from tidegate tokenize. Default: "
+        "Python's own sources.",
     )
     field: str | None = option(None, "Field of .jsonl records that contains the text.")
 
@@ -123,8 +127,8 @@ class GatedModelAndText(ModelAndText):
 
     gates: Path | None = option(
         None,
-        "A folder of save_gates, for a Hugging Face model with added gates. Default: the gates in the model's folder, "
-        "if save_pretrained wrote any.",
+        "A folder written by save_gates, for a Hugging Face model with added gates. Default: the gates in the "
+        "model's folder, if save_pretrained wrote any.",
     )
 
 

@@ -1,4 +1,4 @@
-"""`tidegate study`: answer one question by a computation of a few minutes."""
+"""`tidegate study`: built-in experiments of a few minutes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StudyOptions(Output):
 
 @verb
 def study(options: StudyOptions) -> None:
-    """Run a study: answer one question by a computation of a few minutes, with record, page and figures.
+    """Run one of the built-in experiments (a few minutes); write its data, a page and figures.
 
     Example: tidegate study list
     """

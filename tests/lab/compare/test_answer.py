@@ -44,18 +44,23 @@ def summary(compared):
         ),
         ({"effect": "not shown", "placebos": (), "verdict": "worse"}, "significantly worse"),
         ({"verdict": "equivalent"}, "equivalent"),
-        ({"verdict": "inconclusive"}, "no significant difference"),
     ],
 )
 def test_it_begins_with_the_estimate_and_the_finding(summary, changes, words):
     text = answer(with_variant(summary, "g1", **changes))
     estimate = estimate_words(summary.comparison["g1"], summary.comparison)
-    assert text.startswith(f"In short, compared with none: g1 changes the loss by {estimate}, {words}; ")
+    change = "has an estimated effect on the loss of" if words == "equivalent" else "changes the loss by"
+    assert text.startswith(f"Compared with the baseline (none): g1 {change} {estimate}, {words}. ")
 
 
-@pytest.mark.parametrize(("verdict", "words"), [("diverged", "g1 diverged; "), ("identical", "g1 is identical; ")])
+@pytest.mark.parametrize(("verdict", "words"), [("diverged", "g1 diverged. "), ("identical", "g1 is identical. ")])
 def test_a_variant_that_was_not_tested_has_no_estimate(summary, verdict, words):
-    assert f"compared with none: {words}" in answer(with_variant(summary, "g1", verdict=verdict))
+    assert f"Compared with the baseline (none): {words}" in answer(with_variant(summary, "g1", verdict=verdict))
+
+
+def test_variants_without_a_significant_difference_share_a_sentence(summary):
+    beginning = "No significant difference in loss from the baseline (none): g1, bma-query (95 % CIs within −"
+    assert answer(summary).startswith(beginning)
 
 
 def test_a_variant_that_is_only_a_placebo_is_not_spoken_of(summary):
@@ -68,7 +73,7 @@ def test_then_comes_the_evidence_with_its_limits(compared, summary):
     assert f"3 seeds of models with {longest.num_parameters:,} parameters (the baseline)" in text
     assert f"trained on {longest.tokens:,} tokens" in text
     assert "with one untuned setting" in text
-    assert "violated fairness checks: Tokens per parameter" in text
+    assert "failed (tokens per parameter" in text
     tuned = answer(summarise(replanned(compared, grid=Grid(rates=(1.0,), starts=(0.02,)))))
     assert "each variant tuned on the same grid" in tuned
 

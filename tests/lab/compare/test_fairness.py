@@ -41,7 +41,7 @@ def test_a_comparison_is_fair_by_construction(compared):
         "Same batches in the same order",
         "Same evaluation set",
         "Tokens matched",
-        "Diverged runs",
+        "No run diverged",
         "Same machine and versions",
     }
 

@@ -10,7 +10,7 @@ from tidegate.lab.compare.summary import summarise
 from tidegate.lab.judging import t_interval
 from tidegate.lab.training.records import Record
 
-SLOPE = "slope of tokens' share"
+SLOPE = "growth of token dependence over layers"
 FIGURES = [
     "weight on the first token",
     "added by the first token",
@@ -39,7 +39,11 @@ def by_figure(lines):
 
 def panel(lines):
     summary = summarise(lines)
-    return observed_panel(judge_observed(summary), summary.plan.control)
+    shown = observed_panel(judge_observed(summary), summary.plan.control)
+    if shown.kind == "table":
+        return shown
+    tables = [view.panel for view in shown.views]
+    return replace(tables[0], title=shown.title, rows=tuple(row for table in tables for row in table.rows))
 
 
 def everywhere(lines, change):

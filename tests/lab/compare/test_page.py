@@ -20,7 +20,7 @@ SECTIONS = [
     "Fairness checks",
     "What the gates do",
     "Curvature of the layers",
-    "Gauge freedom of the heads",
+    "Free directions of the heads",
     "Beyond the training length",
     "Limitations",
     "Reproduce",

@@ -41,7 +41,8 @@ def test_a_sentence_says_where_a_variant_is_better_and_where_worse(compared):
     _, plan, tuning = trials(compared)
     points = robustness_map(plan, tuning)
     assert turning_sentence(points, "g1") == (
-        "g1 compared with none: significantly lower loss at 3 of 6 settings (init 0.02, rate 0.005 and 0.01 and 0.02); "
+        "g1 compared with the baseline: "
+        "significantly lower loss at 3 of 6 settings (init 0.02, rate 0.005 and 0.01 and 0.02); "
         "significantly higher loss at 3 of 6 settings (init torch, rate 0.005 and 0.01 and 0.02)."
     )
     assert turning_sentence(points, "bma-query").endswith(": no significant difference at 6 of 6 settings.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidegate._text import number_of
 from tidegate.lab.compare.fairness import fairness_checks, late_gain
 from tidegate.lab.compare.summary import Summary, VariantSummary
-from tidegate.lab.judging.words import estimate_words
+from tidegate.lab.judging.words import estimate_words, interval_words
 
 
 def answer(summary: Summary) -> str:
@@ -15,10 +17,26 @@ def answer(summary: Summary) -> str:
     others = [variant for variant in summary.variants if variant.name != control]
     # Variants that are only placebos are left out, unless there is nothing else.
     shown = [variant for variant in others if variant.name not in placebos] or others
-    findings = f"In short, compared with {control}: {'; '.join(_finding(variant, summary) for variant in shown)}"
-    violated = [check.name for check in fairness_checks(summary) if check.state == "violated"]
-    caution = f" Caution, violated fairness checks: {'; '.join(violated)}." if violated else ""
+    findings = _findings(shown, summary)
+    violated = [
+        check.name[:1].lower() + check.name[1:] for check in fairness_checks(summary) if check.state == "violated"
+    ]
+    failed = "one fairness check" if len(violated) == 1 else f"{len(violated)} fairness checks"
+    caution = f" Caution: {failed} failed ({'; '.join(violated)})." if violated else ""
     return f"{f'No verdict: {refusal}' if refusal else findings}. {_basis(summary)}{caution}"
+
+
+def _findings(variants: Sequence[VariantSummary], summary: Summary) -> str:
+    """Return the findings on variants that differ significantly, are equivalent or were not tested; then the rest."""
+    told = [_finding(variant, summary) for variant in variants if variant.result.verdict != "inconclusive"]
+    rest = [variant for variant in variants if variant.result.verdict == "inconclusive"]
+    parts = [f"Compared with the baseline ({summary.plan.control}): {'; '.join(told)}"] if told else []
+    if rest:
+        baseline = "the baseline" if told else f"the baseline ({summary.plan.control})"
+        names = ", ".join(variant.name for variant in rest)
+        intervals = interval_words([variant.result for variant in rest], summary.comparison)
+        parts.append(f"No significant difference in loss from {baseline}: {names} ({intervals})")
+    return ". ".join(parts)
 
 
 def _finding(variant: VariantSummary, summary: Summary) -> str:
@@ -31,7 +49,8 @@ def _finding(variant: VariantSummary, summary: Summary) -> str:
         words = f"significantly {verdict}{', but not shown to be due to its mechanism' * bool(variant.placebos)}"
     else:
         words = "equivalent" if verdict == "equivalent" else "no significant difference"
-    return f"{name} changes the loss by {estimate_words(variant.result, summary.comparison)}, {words}"
+    change = "has an estimated effect on the loss of" if words == "equivalent" else "changes the loss by"
+    return f"{name} {change} {estimate_words(variant.result, summary.comparison)}, {words}"
 
 
 def _basis(summary: Summary) -> str:
@@ -47,7 +66,7 @@ def _basis(summary: Summary) -> str:
     if gain is not None and gain >= plan.margin:
         limit = (
             f" The baseline's loss still fell by {100 * gain:.1f} % in the last fifth of training, so the result holds "
-            "for this training length."
+            "for this training length only and may differ for longer training."
         )
     return (
         f"Based on {number_of(plan.num_seeds, 'seed')} of models with {record.num_parameters:,} parameters (the "

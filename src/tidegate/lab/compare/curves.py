@@ -61,11 +61,11 @@ def difference_panel(summary: Summary) -> Lines:
         f"{v.name} {v.result.difference:+.4f}" for v in summary.variants if v.result.difference is not None
     )
     return Lines(
-        title=f"Difference from {summary.plan.control}, paired by seed: below zero is better",
-        alternative=f"Mean difference from {summary.plan.control} at each evaluation, paired by seed, with pointwise "
+        title=f"Difference from the baseline ({summary.plan.control}), paired by seed: below zero is better",
+        alternative=f"Mean difference from the baseline at each evaluation, paired by seed, with pointwise "
         f"95 % confidence bands. Final differences, in nats: {ends or 'none'}.",
         x_label="share of the training (percent)",
-        y_label=f"loss minus that of {summary.plan.control} (nats)",
+        y_label="loss minus the baseline's (nats)",
         series=tuple(series),
         zero_line=True,
     )

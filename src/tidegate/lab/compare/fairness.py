@@ -115,7 +115,10 @@ def _budget(name: str, amount: Callable[[Record], float], summary: Summary, matc
 def _trained_enough(summary: Summary) -> Iterator[Check]:
     counts = {variant.name: len(variant.records) - len(variant.finished) for variant in summary.variants}
     diverged = ", ".join(f"{name} {count} of {summary.plan.num_seeds}" for name, count in counts.items() if count)
-    yield Check(name="Diverged runs", state="warning" if diverged else "holds", detail=diverged or "none")
+    if diverged:
+        yield Check(name="Diverged runs", state="warning", detail=diverged)
+    else:
+        yield Check(name="No run diverged", state="holds", detail=f"all {len(_records(summary))} runs finished")
     control = summary.control
     if not control.finished:
         return
@@ -159,7 +162,7 @@ def _plateau(control: VariantSummary, margin: float) -> Check:
     detail = f"the baseline's loss fell by {gain:.1%} in the last fifth of training"
     if gain < margin:
         return Check(name=name, state="holds", detail=f"{detail}, less than the margin")
-    limit = "verdicts hold for this training length and may differ for longer training"
+    limit = "verdicts hold for this training length only and may differ for longer training"
     if gain > _LATE_GAIN:
         return Check(name=name, state="violated", detail=f"{detail}: under-trained; {limit}")
     return Check(name=name, state="warning", detail=f"{detail}, more than the margin of {margin:.1%}: {limit}")
@@ -179,8 +182,9 @@ def _settings(summary: Summary) -> Iterator[Check]:
     yield _tuning(summary)
     environments = [record.environment for record in _records(summary)]
     found = {name: {own.get(name, "unknown") for own in environments} for names in environments for name in names}
-    several = [f"{name} {', '.join(sorted(values))}" for name, values in found.items() if len(values) > 1]
-    yield _check("Same machine and versions", not several, "for all runs", f"different {'; '.join(several)}")
+    words = {"source": "Tidegate's code, by hash"}
+    several = [f"{words.get(k, k)}: {', '.join(sorted(values))}" for k, values in found.items() if len(values) > 1]
+    yield _check("Same machine and versions", not several, "for all runs", f"the runs differ in {'; '.join(several)}")
 
 
 def _tuning(summary: Summary) -> Check:

@@ -14,11 +14,11 @@ from tidegate.torch.observing import CLOSED_BELOW, statistic_names
 
 _NAMES = statistic_names("the first key")
 _BY_HEAD: tuple[tuple[str, str, Callable[[ObservationSummary], LayerByHead | None]], ...] = (
-    (_NAMES["mass"], "Attention weight on the first token", lambda seen: seen.sink_mass),
+    ("weight on the first token", "Attention weight on the first token", lambda seen: seen.sink_mass),
     (_NAMES["sink"], "Attention weight on the sink logit in the softmax's denominator", lambda seen: seen.sink_logit),
     (_NAMES["impact"], "Share of the first token in the sum of weighted values", lambda seen: seen.sink_impact),
     (
-        _NAMES["contribution"],
+        "added by the first token",
         "Contribution of the first token to a layer's output, relative to that output",
         lambda seen: seen.sink_contribution,
     ),
@@ -67,10 +67,8 @@ def _gate_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
 def _attention_maps(variants: Sequence[VariantSummary]) -> Iterator[View]:
     for name, title, figure in _BY_HEAD:
         maps = {variant.name: rows for variant in variants if (rows := _mean_over_runs(map(figure, _final(variant))))}
-        means = ", ".join(f"{label} {mean:.3f}" for label, rows in maps.items() if (mean := mean_of(rows)) is not None)
         if maps:
-            panel = layer_head_maps(f"{title}, means over heads: {means}", name, maps, when=_AT_THE_END)
-            yield View(label=name, panel=panel)
+            yield View(label=name, panel=layer_head_maps(title, name, maps, when=_AT_THE_END))
 
 
 def _courses(summary: Summary) -> Iterator[View]:
@@ -81,7 +79,7 @@ def _courses(summary: Summary) -> Iterator[View]:
     label = "largest activation of the residual stream"
     yield from _course(summary, "largest activation", label, observations, lambda seen: max(seen.largest_activation))
     label = "effective rank after the last block"
-    yield from _course(summary, "effective rank", label, observations, lambda seen: seen.effective_rank[-1])
+    yield from _course(summary, "rank of the stream", label, observations, lambda seen: seen.effective_rank[-1])
     label = "norm of the gradient before clipping"
     yield from _course(summary, "gradient norm", label, curve, lambda point: point.gradient_norm)
     label = "norm of the gates' gradient"

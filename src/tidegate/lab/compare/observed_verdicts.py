@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, linear_regression, pvariance
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ from tidegate.lab.compare.mechanism import mean_of
 from tidegate.lab.compare.summary import Summary, VariantSummary
 from tidegate.lab.judging import MetricResult, MetricResults, RunMetric, judge_metrics
 from tidegate.lab.training.records import LayerByHead, ObservationSummary, Record
-from tidegate.report.page import Column, Table, mean_of_known
+from tidegate.report.page import Column, Table, View, Views, mean_of_known
 
 MetricOf: TypeAlias = Callable[[Record], float | None]
 """A metric of a finished run; None if it has no value."""
@@ -32,13 +33,13 @@ def judge_observed(summary: Summary) -> MetricResults | None:
     return judge_metrics(metrics) if metrics else None
 
 
-def observed_panel(judged: MetricResults, control: str) -> Table:
-    """Return a row for each metric and variant, the significant differences first."""
+def observed_panel(judged: MetricResults, control: str) -> Table | Views:
+    """Return a row for each metric and variant, the significant differences in a tab of their own."""
     rows = sorted(judged.results, key=lambda result: _ORDER[result.verdict])
     num_judged = sum(result.verdict != "no verdict" for result in rows)
     num_significant = sum(result.verdict in ("higher", "lower") for result in rows)
     are = "is" if num_significant == 1 else "are"
-    return Table(
+    table = Table(
         title=f"Of {num_judged} differences in observed metrics, {num_significant} {are} significant"
         if num_judged
         else "No verdicts on the observed metrics",
@@ -67,6 +68,12 @@ def observed_panel(judged: MetricResults, control: str) -> Table:
         ),
         note=" ".join((_level_in_words(judged), *_reasons(rows))),
     )
+    if num_significant in (0, len(rows)):
+        return table
+    first = replace(table, title="Significant differences", rows=table.rows[:num_significant])
+    others = replace(table, title="Other differences", rows=table.rows[num_significant:], note="")
+    views = (View(label="significant", panel=first), View(label="others", panel=others))
+    return Views(title=table.title, views=views)
 
 
 _ORDER = {"higher": 0, "lower": 0, "no significant difference": 1, "no verdict": 2}
@@ -74,8 +81,8 @@ _HELP = (
     "At the end of training. Weight on the first token, its contribution to a layer's output (relative to that output) "
     "and rank of value to output: means over layers and heads. Rank of the stream: effective rank of the residual "
     "stream after the last block. Loss within and beyond the training length: on rows of four times that length. Loss "
-    "spikes: number of training steps. Slope of tokens' share: growth from layer to layer of the share of a gate's "
-    "variance that lies between tokens rather than heads; compared with 0."
+    "spikes: number of training steps. Growth of token dependence over layers: growth from layer to layer of the share "
+    "of a gate's variance that lies between tokens rather than heads; compared with 0."
 )
 
 
@@ -109,7 +116,7 @@ def _metrics(summary: Summary) -> Iterator[RunMetric]:
         for site in (site for site, gate in gates.items() if not gate.is_input_independent):
             label = variant.name if len(gates) == 1 else f"{variant.name}, {site}"
             slopes[label] = _row(variant, _observed(lambda seen, site=site: _slope_of_token_share(seen.gates[site])))
-    yield RunMetric(name="slope of tokens' share", rows=_known_rows(slopes), control=None)
+    yield RunMetric(name="growth of token dependence over layers", rows=_known_rows(slopes), control=None)
 
 
 def _metrics_of_all(summary: Summary) -> Iterator[tuple[str, MetricOf]]:

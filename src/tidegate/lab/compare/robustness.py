@@ -75,7 +75,7 @@ def turning_sentence(points: Sequence[MapPoint], name: str) -> str:
         for words in order
         if words in found
     ]
-    return f"{name} compared with {points[0].comparison.control}: {'; '.join(parts)}."
+    return f"{name} compared with the baseline: {'; '.join(parts)}."
 
 
 def _places(points: Sequence[MapPoint]) -> str:
@@ -207,7 +207,7 @@ def _maps(points: Sequence[MapPoint], others: Sequence[str]) -> Maps:
         Map(label=name, values=tuple(tuple(by_place[s, rate][name].difference for rate in rates) for s in starts))
         for name in others
     )
-    what = f"Difference from {points[0].comparison.control} by initialization and learning rate"
+    what = "Difference from the baseline by initialization and learning rate"
     words = "; ".join(f"{map_.label} {_range(map_)}" for map_ in maps)
     return Maps(
         title=f"{what}: negative is better",

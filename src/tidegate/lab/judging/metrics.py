@@ -21,7 +21,7 @@ Direction: TypeAlias = Literal["higher", "lower", "no significant difference", "
 
 _ROUNDING = 1e-14
 """Differences below this share of the numbers that they were computed from count as zero."""
-_SAME = "the values are equal in every run"
+_SAME = "every run equals the value that it is compared with, which counts as no difference, untested"
 _NO_NOISE = "there is no noise to estimate, all seeds give the same difference"
 
 

@@ -1,4 +1,4 @@
-"""Compare a variant with its placebos, which keep everything of its gate except the mechanism.
+"""Compare a variant with its placebos, which keep one side effect of its gate and remove the mechanism.
 
 A mechanism helps if the variant is better than the baseline and better than its placebo. Both conditions must hold, so
 the error rate is at most that of the more likely of the two errors, without a correction (intersection–union test).

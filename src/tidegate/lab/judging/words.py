@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 RULE = (
     "Each variant is compared with the baseline, {control}, under the same {seeds}. Percentages are relative to the "
     "baseline's mean loss. The {confidence} confidence intervals (CI) hold for all variants simultaneously; values "
-    "outside an interval are ruled out. The variance of a difference is the sum of the variant's and the baseline's "
-    "residual variances in the variant × seed table, each averaged with the mean over all variants, which counts as "
-    "one of the seeds (the baseline's only if that raises it). Degrees of freedom are Welch–Satterthwaite; the "
-    "critical value is Dunnett's. Equivalent: the interval lies within the margin, ±{margin}. Better or worse: it "
+    "outside an interval are ruled out. The squared standard error of a difference is the sum of the variant's and the "
+    "baseline's residual variances in the variant × seed table, divided by the number of seeds. Each variance is a "
+    "weighted mean of its own (weight: seeds − 1) and the mean over all variants (weight 1), which never lowers the "
+    "baseline's. Degrees of freedom are Welch–Satterthwaite; the critical value is Dunnett's. Equivalent: the "
+    "interval lies within the margin, ±{margin}. Better or worse: it "
     "excludes zero and does not lie within the margin. Inconclusive: neither. A variant with a diverged run, or "
     "identical to the baseline, is not tested. There is no verdict with fewer than three seeds or if the baseline "
     "diverged. Seeds are counted for detecting the estimate, or the margin if that is larger, with 80 % power at the "
-    "variance estimated here. Verdicts are reached once, after the last run."
+    "variance estimated here. The error rates hold if verdicts are read once, after a number of seeds fixed before the "
+    "runs."
 )
 """The rule of the verdicts; `rule_text` fills in its numbers."""
 
@@ -35,7 +37,7 @@ def rule_text(comparison: Comparison) -> str:
         decimals = min(max(4, 1 - math.floor(math.log10(comparison.detectable or 1.0))), 15)
         return f"{number:.{decimals}f} {comparison.unit}".rstrip()
 
-    share = f"{_percent(comparison.relative_margin)} of its mean"
+    share = f"{_percent(comparison.relative_margin)} of the baseline's mean loss"
     text = RULE.format(
         control=comparison.control,
         seeds=_seeds(comparison),
@@ -68,29 +70,34 @@ def verdict_sentence(
 
     `time_of` returns the time that the comparison takes with a number of seeds, in words; empty if unknown.
     """
-    name, control = variant.name, comparison.control
-    seeds = _seeds(comparison)
+    name, seeds = variant.name, _seeds(comparison)
     match variant.verdict:
         case "control":
             return f"{name} is the baseline: {_mean_words(variant, comparison)}"
         case "identical":
-            return f"{name} is identical to {control} and was not tested"
+            return f"{name} is identical to the baseline and was not tested"
         case "diverged":
             return f"{name} diverged in {variant.num_diverged} of {seeds} and was not tested"
         case "undecided":
-            start = f"{name} has" if variant.difference is None else f"{_change(variant, comparison)}:"
+            start = f"{name} has" if variant.difference is None else f"{_estimate(variant, comparison)}:"
             return f"{start} no verdict, because {comparison.refusal}"
         case "inconclusive":
             words = f"no significant difference; {_ruled_out(variant, comparison)}"
             words += _seeds_words(variant, comparison, time_of)
+            return f"{_estimate(variant, comparison)}: {words}"
         case "equivalent":
-            words = f"equivalent to {control} within ±{_percent(comparison.relative_margin)}"
+            words = f"equivalent to the baseline within ±{_percent(comparison.relative_margin)}"
             if variant.p_value is not None and variant.p_value < 1 - comparison.confidence:
                 words += " (the difference is significant but smaller than the margin)"
-            words += f"; {_ruled_out(variant, comparison)}"
+            else:
+                words += f"; {_ruled_out(variant, comparison)}"
+            return f"{_estimate(variant, comparison)}: {words}"
         case verdict:
-            words = f"significantly {verdict} than {control}; {_ruled_out(variant, comparison)}"
-    return f"{_change(variant, comparison)}: {words}"
+            show = _formatter(comparison)
+            nearest, farthest = sorted((abs(variant.low or 0.0), abs(variant.high or 0.0)))
+            words = f"significantly {verdict} than the baseline, by {show(nearest)} to {show(farthest)}"
+    change = estimate_words(variant, comparison)
+    return f"{name} changes the {_noun(comparison)} by {change}: {words}"
 
 
 def effect_sentence(
@@ -100,14 +107,26 @@ def effect_sentence(
     if not placebos:
         return ""
     control = comparison.control
-    contrasts: list[tuple[str, VariantResult | PlaceboResult]] = [(control, variant)]
-    contrasts += [(f"its placebo ({own.placebo}) individually", own) for own in placebos if own.placebo != control]
+    contrasts: list[tuple[str, VariantResult | PlaceboResult]] = [("the baseline", variant)]
+    contrasts += [(f"its placebo {own.placebo}", own) for own in placebos if own.placebo != control]
     parts = [f"{estimate_words(result, comparison)} compared with {other}" for other, result in contrasts]
-    found = {"helps": "helps", "harms": "harms", "not shown": "is not shown to help or to harm"}[effect]
+    found = effect if effect != "not shown" else f"is not shown to help or to harm: {_missing(contrasts)}"
     if effect != "not shown" and variant.verdict == "equivalent":
         found += ", by less than the margin"
-    same = f" At initialization it equals {control}, which is its placebo." if placebos[0].placebo == control else ""
+    same = " At initialization it equals the baseline, which is its placebo." if placebos[0].placebo == control else ""
     return f"{variant.name}: {'; '.join(parts)}. The mechanism {found}.{same}"
+
+
+def _missing(contrasts: Sequence[tuple[str, VariantResult | PlaceboResult]]) -> str:
+    """Return the reason why a mechanism is not shown to help or to harm."""
+    untested = [other for other, result in contrasts if result.low is None or result.high is None]
+    if untested:
+        return f"there is no interval against {' and '.join(untested)}"
+    open_ = [other for other, result in contrasts if (result.low or 0.0) <= 0 <= (result.high or 0.0)]
+    if open_:
+        words = "the interval against {} includes 0" if len(open_) == 1 else "the intervals against {} include 0"
+        return words.format(" and ".join(open_))
+    return "the intervals lie on different sides of 0"
 
 
 def estimate_words(result: VariantResult | PlaceboResult, comparison: Comparison) -> str:
@@ -121,6 +140,14 @@ def estimate_words(result: VariantResult | PlaceboResult, comparison: Comparison
     return f"{show(result.difference, '+')} ({_percent(comparison.confidence)} CI {interval})"
 
 
+def interval_words(results: Sequence[VariantResult], comparison: Comparison) -> str:
+    """Return the range of the intervals of several differences, as in "95 % CIs within −1.1 % to +0.2 %"."""
+    show, confidence = _formatter(comparison), _percent(comparison.confidence)
+    low = min(result.low for result in results if result.low is not None)
+    high = max(result.high for result in results if result.high is not None)
+    return f"{confidence} {'CI' if len(results) == 1 else 'CIs within'} {show(low, '+')} to {show(high, '+')}"
+
+
 def duration(seconds: float) -> str:
     """Return a time in minutes or hours, at least a minute."""
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
@@ -129,9 +156,13 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _change(variant: VariantResult, comparison: Comparison) -> str:
-    noun = "loss" if comparison.lower_is_better else "metric"
-    return f"{variant.name} changes the {noun} by {estimate_words(variant, comparison)}"
+def _noun(comparison: Comparison) -> str:
+    return "loss" if comparison.lower_is_better else "metric"
+
+
+def _estimate(variant: VariantResult, comparison: Comparison) -> str:
+    estimate = estimate_words(variant, comparison)
+    return f"{variant.name} has an estimated effect on the {_noun(comparison)} of {estimate}"
 
 
 def _mean_words(variant: VariantResult, comparison: Comparison) -> str:
@@ -144,15 +175,9 @@ def _mean_words(variant: VariantResult, comparison: Comparison) -> str:
 
 def _ruled_out(variant: VariantResult, comparison: Comparison) -> str:
     show = _formatter(comparison)
-    low, high = variant.low, variant.high
-    assert low is not None
-    assert high is not None
-    loss, gain = (high, -low) if comparison.lower_is_better else (-low, high)
-    if loss >= 0 and gain >= 0:
-        return f"gains above {show(gain)} and losses above {show(loss)} are ruled out"
-    nearest, farthest = sorted((abs(low), abs(high)))
-    side = "gains" if gain > 0 else "losses"
-    return f"{side} below {show(nearest)} and above {show(farthest)} are ruled out"
+    assert variant.low is not None
+    assert variant.high is not None
+    return f"a decrease of more than {show(-variant.low)} or an increase of more than {show(variant.high)} is ruled out"
 
 
 def _seeds_words(variant: VariantResult, comparison: Comparison, time_of: Callable[[int], str] | None) -> str:
@@ -171,7 +196,8 @@ def _seeds_words(variant: VariantResult, comparison: Comparison, time_of: Callab
         return ""
     time = time_of(needed) if needed and time_of else ""
     seeds = f"{needed} seeds{time and f' ({time})'}" if needed else "more than 1,000 seeds"
-    return f"; detecting {show(target)} would take {seeds}"
+    sought = "a difference" if abs(variant.difference or 0.0) >= (comparison.margin or 0.0) else "the margin"
+    return f"; detecting {sought} of {show(target)} would take {seeds}"
 
 
 def _formatter(comparison: Comparison) -> Callable[..., str]:

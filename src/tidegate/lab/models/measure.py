@@ -51,7 +51,7 @@ def measure_run(run: Run, checkpoints: Path) -> LayerMeasurements:
 def measure_layers(model: Model, probe: Batch, *, run: str) -> LayerMeasurements:
     """Measure the model of a run, given by its id, on the beginning of some examples, without changing it."""
     if model.config.gates.read_other_sequences:
-        reason = "its gate reads another sequence, so that no layer is a function of its own input"
+        reason = "its gate reads another sequence, so its layers depend on more than their own input"
         return LayerMeasurements(id=run, curvature_reason=reason, gauge_reason=reason)
     examples = probe.inputs[:_NUM_SEQUENCES].cpu()
     curvature, curvature_reason = _curvature(model, examples)

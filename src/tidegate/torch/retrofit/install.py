@@ -76,7 +76,8 @@ class RetrofitReport:
         )
         text = (
             f"{self.model}: {self.gates} in {len(self.layers)} layers, {self.num_parameters:,} parameters.\n"
-            f"The output on a padded probe in {self.dtype}, with {' and '.join(self.implementations)}, {found}."
+            f"The output on a small padded test batch in {self.dtype}, with {' and '.join(self.implementations)}, "
+            f"{found}."
         )
         if not self.left_alone:
             return text
