@@ -128,7 +128,8 @@ class _EventLog:
         self.path = path
 
     def add(self, event):
-        if isinstance(event, Notice | Progress):
+        # The forecast is a notice of no run.
+        if isinstance(event, Notice | Progress) and event.run:
             with self.path.open("a") as file:
                 file.write(json.dumps([type(event).__name__, event.run, time.time()]) + "\n")
 
@@ -136,7 +137,7 @@ class _EventLog:
 def first_losses(out):
     """Return when each run first lost its process, in seconds of the clock."""
     lines = map(json.loads, events_path(out).read_text().splitlines()) if events_path(out).exists() else ()
-    losses = [(run, moment) for kind, run, moment in lines if kind == "Notice" and run]
+    losses = [(run, moment) for kind, run, moment in lines if kind == "Notice"]
     return dict(reversed(losses))
 
 
