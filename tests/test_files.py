@@ -243,6 +243,14 @@ def test_the_file_before_is_kept_where_it_is_asked_for(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_write_does_not_replace_what_is_not_a_regular_file(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with rejects("path", hint="a named pipe"):
+        write_content(pipe, b"text")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_what_is_no_regular_file_is_named(tmp_path):
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")

@@ -49,6 +49,9 @@ def write_atomically(
         previous: Where to move the old file; None removes it.
     """
     path = Path(path)
+    # Moving a file there would replace the device itself, such as /dev/null.
+    if path.exists() and (kind := nonregular_file_type(path)) not in ("", "a directory"):
+        raise InputError("path", expected="a regular file, or a new one", got=path, hint=f"It is {kind}.")
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
         with explain_os_errors(path, num_bytes):
